@@ -217,23 +217,5 @@ struct PlaneCopy {
   size_t width = 0;
   size_t height = 0;
 };
-// CUmemcpy3DOperand of a pointer, which counts in elements of a byte; and CUDA_MEMCPY3D_BATCH_OP.
-inline constexpr int kBoxOfPointer = 1;
-struct BoxSide {
-  int type = kBoxOfPointer;
-  DevicePointer at = 0;
-  size_t pitch = 0;   // from row to row
-  size_t height = 0;  // of a layer: rows from one to the next
-  MemoryLocation hint;
-};
-struct BoxCopy {
-  BoxSide from;
-  BoxSide to;
-  size_t width = 0;
-  size_t height = 0;  // rows
-  size_t depth = 0;   // layers
-  int source_order = kSourceInStreamOrder;
-  unsigned flags = 0;
-};
 
 }  // namespace baton::gpudirect

@@ -90,8 +90,6 @@ namespace baton::gpudirect {
     (DevicePointer * to, DevicePointer * from, size_t * bytes, size_t count,              \
      BatchAttributes * attributes, size_t * first_of_attributes, size_t attribute_count,  \
      Stream stream))                                                                      \
-  F(cuMemcpy3DBatchAsync, 13000,                                                          \
-    (size_t count, BoxCopy * boxes, unsigned long long flags, Stream stream))             \
   F(cuStreamWaitValue64, 11070,                                                           \
     (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
   F(cuStreamWriteValue64, 11070,                                                          \

@@ -208,30 +208,14 @@ int run_rank(const Options& options, const launch::Place& place, Result& result)
 
 // Open MPI's times for the same traffic; why there are none otherwise.
 absl::StatusOr<Json> run_mpi(const Options& options) {
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() /
-                       "baselines" / "mpi_experts_baseline";
+  const auto program = baseline_program("mpi_experts_baseline");
   if (!std::filesystem::exists(program)) {
     return absl::NotFoundError("no Open MPI: `./run install-deps all`, then build again");
   }
   const MoeJob& job = options.job;
   const bool tcp = options.provider == "tcp";
   const bool binds = static_cast<size_t>(job.ranks) <= allowed_cpus().size();
-  std::vector<std::string> argv = {"mpirun",
-                                   "--allow-run-as-root",
-                                   "--oversubscribe",
-                                   "--bind-to",
-                                   binds ? "core" : "none",
-                                   "-n",
-                                   absl::StrCat(job.ranks),
-                                   "--mca",
-                                   "pml",
-                                   "ob1",
-                                   "--mca",
-                                   "btl",
-                                   tcp ? "tcp,self" : "vader,self"};
-  if (tcp) argv.insert(argv.end(), {"--mca", "btl_tcp_if_include", "lo"});
-  argv.push_back(program.string());
+  std::vector<std::string> argv = mpirun(job.ranks, tcp, binds, program);
   for (const int number :
        {job.tokens, job.hidden, job.top_k, job.experts,
         static_cast<int>(size_of(options.experts.type)), options.iterations, options.warmup}) {

@@ -1,5 +1,4 @@
-// Running Open MPI, the one-copy loop, or for memory of devices NCCL, and setting their times
-// beside ours.
+// Running Open MPI and the one-copy loop, and setting their times beside ours.
 #include "bench/nccl_tests/baselines.h"
 
 #include <algorithm>
@@ -20,12 +19,6 @@ struct Program {
   std::string name;
   std::vector<std::string> argv;
 };
-
-std::filesystem::path folder_of_baselines() {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return self.parent_path() / "baselines";
-}
 
 bool in_path(const std::string& program) {
   const char* const path = std::getenv("PATH");
@@ -59,7 +52,7 @@ class Runner {
       return std::move(report_);
     }
     if (options_.cuda) {
-      nccl();  // the others have no memory of devices
+      report_.missing.emplace_back("no baseline has memory of devices");
       return std::move(report_);
     }
     if (shm) one_copy();
@@ -83,7 +76,7 @@ class Runner {
   }
 
   void mpi(bool shm, bool tcp) {
-    const auto program = folder_of_baselines() / "mpi_baseline";
+    const auto program = baseline_program("mpi_baseline");
     if (!std::filesystem::exists(program) || !in_path("mpirun")) {
       return report_.missing.push_back(absl::StrCat("no Open MPI: ", kInstall));
     }
@@ -101,35 +94,10 @@ class Runner {
     const bool binds = options_.pin && static_cast<size_t>(ranks_) <= allowed_cpus().size();
     for (const bool over_tcp : {false, true}) {
       if (over_tcp ? !tcp : !shm) continue;
-      std::vector<std::string> argv = {"mpirun",
-                                       "--allow-run-as-root",
-                                       "--oversubscribe",
-                                       "--bind-to",
-                                       binds ? "core" : "none",
-                                       "-n",
-                                       absl::StrCat(ranks_),
-                                       "--mca",
-                                       "pml",
-                                       "ob1",
-                                       "--mca",
-                                       "btl",
-                                       over_tcp ? "tcp,self" : "vader,self"};
-      // On a machine without other networks it would not take loopback by itself.
-      if (over_tcp) argv.insert(argv.end(), {"--mca", "btl_tcp_if_include", "lo"});
-      argv.push_back(program.string());
+      std::vector<std::string> argv = mpirun(ranks_, over_tcp, binds, program);
       add_job(argv, "default");
       run_program({over_tcp ? "open_mpi_tcp" : "open_mpi_shm", std::move(argv)});
     }
-  }
-
-  void nccl() {
-    const auto program = folder_of_baselines() / "nccl_baseline";
-    if (!std::filesystem::exists(program)) {
-      return report_.missing.push_back(absl::StrCat("no NCCL: there is no ", program.string()));
-    }
-    std::vector<std::string> argv = {program.string(), absl::StrCat(ranks_)};
-    add_job(argv, "default");
-    run_program({"nccl", std::move(argv)});
   }
 
   void add_job(std::vector<std::string>& argv, const char* algorithm) const {

@@ -186,4 +186,30 @@ absl::StatusOr<std::string> output_of(
   return output;
 }
 
+std::filesystem::path baseline_program(const std::string& name) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return self.parent_path() / "baselines" / name;
+}
+
+std::vector<std::string> mpirun(int ranks, bool tcp, bool binds, const std::string& program) {
+  std::vector<std::string> argv = {"mpirun",
+                                   "--allow-run-as-root",
+                                   "--oversubscribe",
+                                   "--bind-to",
+                                   binds ? "core" : "none",
+                                   "-n",
+                                   std::to_string(ranks),
+                                   "--mca",
+                                   "pml",
+                                   "ob1",
+                                   "--mca",
+                                   "btl",
+                                   tcp ? "tcp,self" : "vader,self"};
+  // On a machine without other networks it would not take loopback by itself.
+  if (tcp) argv.insert(argv.end(), {"--mca", "btl_tcp_if_include", "lo"});
+  argv.push_back(program);
+  return argv;
+}
+
 }  // namespace baton::bench

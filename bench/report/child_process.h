@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <utility>
@@ -53,5 +54,10 @@ class ChildProcess {
 absl::StatusOr<std::string> output_of(
     int cpu, const std::vector<std::string>& argv,
     const std::vector<std::pair<std::string, std::string>>& environment, Time timeout);
+
+// A program of bench/baselines, where the build puts it; it need not be there.
+std::filesystem::path baseline_program(const std::string& name);
+// The command line of Open MPI's launcher on this machine, up to the program's arguments.
+std::vector<std::string> mpirun(int ranks, bool tcp, bool binds, const std::string& program);
 
 }  // namespace baton::bench

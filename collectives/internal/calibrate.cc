@@ -5,14 +5,14 @@
 #include <cstring>
 #include <vector>
 
-#include "collectives/proof/cost_model_shape.h"
+#include "collectives/prediction/cost_model_shape.h"
 #include "collectives/reduce/reduce.h"
 #include "transport/base/copies/copy_kernel.h"
 #include "transport/base/quantile.h"
 
 namespace baton::collectives::internal {
 
-using proof::CostParameters;
+using prediction::CostParameters;
 
 namespace {
 
@@ -85,13 +85,14 @@ class Measurement {
     double rounds[2], steps[2], seconds[2];
     for (const int i : {0, 1}) {
       const Algorithm algorithm = i == 0 ? Algorithm::kRecursiveDoubling : Algorithm::kTree;
-      const auto shape = proof::count_shape(
+      const auto shape = prediction::count_shape(
           {.collective = Collective::kAllReduce, .algorithm = algorithm, .ranks = with_.ranks},
           with_.node_size);
       if (!shape.ok()) return shape.status();
       rounds[i] = 0;
-      for (const proof::Amounts& chain : shape->chains) {
-        rounds[i] = std::max(rounds[i], chain[proof::kLocalAlpha] + chain[proof::kRemoteAlpha]);
+      for (const prediction::Amounts& chain : shape->chains) {
+        rounds[i] =
+            std::max(rounds[i], chain[prediction::kLocalAlpha] + chain[prediction::kRemoteAlpha]);
       }
       steps[i] = shape->mean_steps;
       std::vector<double> took;
@@ -137,7 +138,7 @@ class Measurement {
     return std::chrono::duration<double>(with_.clock->now() - begin).count();
   }
 
-  absl::Status link(uint32_t other, proof::LinkCost& cost) {
+  absl::Status link(uint32_t other, prediction::LinkCost& cost) {
     absl::StatusOr<double> small = message(other, 8, kPings);
     if (!small.ok()) return small.status();
     absl::StatusOr<double> large = message(other, with_.slot_bytes, kLarge);
@@ -174,7 +175,7 @@ absl::StatusOr<CostParameters> agreed(const Calibration& with, const CostParamet
   if (absl::Status status = with.gather(mine, gathered.data()); !status.ok()) return status;
   std::vector<CostParameters> all;
   for (uint32_t r = 0; r < with.ranks; ++r) {
-    absl::StatusOr<CostParameters> theirs = proof::decode_cost_parameters(
+    absl::StatusOr<CostParameters> theirs = prediction::decode_cost_parameters(
         std::string_view(gathered.data() + r * mine.size(), mine.size()));
     if (!theirs.ok()) return theirs.status();
     all.push_back(*theirs);
@@ -199,7 +200,7 @@ absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with, const CostP
   if (!status.ok()) return status;
   absl::StatusOr<CostParameters> result =
       with.ranks > 1 ? agreed(with, cost)
-                     : absl::StatusOr<CostParameters>(proof::agree({&cost, 1}));
+                     : absl::StatusOr<CostParameters>(prediction::agree({&cost, 1}));
   if (!result.ok()) return result.status();
   result->cores_move_local = before.cores_move_local;
   return MeasuredCosts{*result, *stream_over_read};

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collectives/executor/memory.h"
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 #include "transport/clock.h"
 
 namespace baton::collectives::internal {
@@ -30,7 +30,7 @@ struct Calibration {
 };
 
 struct MeasuredCosts {
-  proof::CostParameters parameters;  // the same at all ranks
+  prediction::CostParameters parameters;  // the same at all ranks
   // This rank overwrites what a peer has just read in place faster past the caches.
   bool stream_over_read = false;
 };
@@ -38,6 +38,6 @@ struct MeasuredCosts {
 // Takes under 100 ms. All ranks call it together. Parameters that could not be measured are those
 // of `before`.
 absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with,
-                                            const proof::CostParameters& before);
+                                            const prediction::CostParameters& before);
 
 }  // namespace baton::collectives::internal

@@ -11,12 +11,12 @@
 
 namespace baton::collectives::internal {
 
-proof::CallShape CallStarter::shape_of(const Request& request) const {
+prediction::CallShape CallStarter::shape_of(const Request& request) const {
   const Collective what = request.collective;
   const bool blocks = what == Collective::kReduceScatter || what == Collective::kAllGather ||
                       what == Collective::kAllToAll || what == Collective::kGather ||
                       what == Collective::kScatter;
-  proof::CallShape shape;
+  prediction::CallShape shape;
   shape.collective = what;
   shape.ranks = needs_.mesh.ranks();
   shape.root = static_cast<uint32_t>(request.root);

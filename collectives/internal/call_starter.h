@@ -59,7 +59,7 @@ class CallStarter {
   // A call is being begun by a thread that has let go of the lock.
   bool beginning() const { return beginning_ > 0; }
 
-  proof::CallShape shape_of(const Request& request) const;
+  prediction::CallShape shape_of(const Request& request) const;
 
  private:
   absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place,

@@ -161,7 +161,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   slot.candidate = pick.candidate;
   slot.staged = std::move(staged);
   Call& call = slot.call;
-  const proof::Choice& choice = *pick.choice;
+  const prediction::Choice& choice = *pick.choice;
   const size_t element = size_of(request.type);
   // Whole cache lines, but never more than a link's slot holds.
   size_t part = std::max<size_t>(choice.part_bytes, 1);

@@ -40,8 +40,8 @@ using collectives::internal::Mesh;
 using collectives::internal::Request;
 using collectives::internal::Tuner;
 using collectives::internal::Windows;
-using collectives::proof::CallShape;
-using collectives::proof::CostParameters;
+using collectives::prediction::CallShape;
+using collectives::prediction::CostParameters;
 
 namespace {
 

@@ -57,7 +57,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   // Makes the group. `cost`: what links cost, where that is known. With `eager` the links to some
   // neighbours are made at once, and it is ready when they are there.
   absl::Status start(absl::Span<const Handle> handles, uint64_t uuid, bool eager,
-                     const collectives::proof::CostParameters* cost);
+                     const collectives::prediction::CostParameters* cost);
   absl::Status calibrate();
 
   // --- each takes the lock ---
@@ -147,7 +147,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   }
 
   absl::Status enter(absl::Span<const Handle> handles, uint64_t uuid, uint32_t rank, bool eager,
-                     Time start_timeout, const collectives::proof::CostParameters* cost);
+                     Time start_timeout, const collectives::prediction::CostParameters* cost);
   void end_group();
   void enter_next();
   absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const Handle> members,

@@ -9,10 +9,10 @@
 
 namespace baton::collectives::internal {
 
-using proof::CallShape;
-using proof::Choice;
-using proof::CostParameters;
-using proof::Override;
+using prediction::CallShape;
+using prediction::Choice;
+using prediction::CostParameters;
+using prediction::Override;
 
 namespace {
 
@@ -266,7 +266,7 @@ std::string Tuner::explain(const CallShape& shape) const {
       all->insert(all->begin(), best.choice);
     }
   }
-  const std::string table = proof::explain(shape, *all, actual);
+  const std::string table = prediction::explain(shape, *all, actual);
   if (calibrated_in_ == Time::zero()) return table + "model, not measured: assumed costs\n";
   const CostParameters& cost = model_.parameters();
   return absl::StrFormat(

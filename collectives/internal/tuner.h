@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "collectives/communicator.h"
 #include "collectives/executor/prepared.h"
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 
 namespace baton::collectives::internal {
 
@@ -49,19 +49,20 @@ class Tuner {
 
   // How one call is run.
   struct Pick {
-    const proof::Choice* choice = nullptr;
+    const prediction::Choice* choice = nullptr;
     const Programs* programs = nullptr;
     uint32_t entry = UINT32_MAX;  // for measured()
     uint32_t candidate = 0;
   };
 
-  Tuner(const Settings& settings, const proof::CostParameters& cost);
+  Tuner(const Settings& settings, const prediction::CostParameters& cost);
   ~Tuner();
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
   // The entry of a shape: valid until the next call of entry_of().
-  absl::StatusOr<Entry*> entry_of(const proof::CallShape& shape, const proof::Override& fixed);
+  absl::StatusOr<Entry*> entry_of(const prediction::CallShape& shape,
+                                  const prediction::Override& fixed);
   // The entry that it returned last; null: none, or it is stale.
   Entry* last() const { return last_; }
 
@@ -83,21 +84,21 @@ class Tuner {
   void measured(uint32_t entry, uint32_t candidate, double seconds);
 
   // New costs, measured in `took`: nothing is settled any more.
-  void set_parameters(const proof::CostParameters& cost, Time took);
-  const proof::CostParameters& parameters() const { return model_.parameters(); }
+  void set_parameters(const prediction::CostParameters& cost, Time took);
+  const prediction::CostParameters& parameters() const { return model_.parameters(); }
 
   // For people: every alternative with its predicted time, and what the last such call took.
-  std::string explain(const proof::CallShape& shape) const;
+  std::string explain(const prediction::CallShape& shape) const;
 
  private:
   struct Candidate;
 
-  absl::StatusOr<std::vector<Candidate>> candidates_for(const proof::CallShape& shape,
-                                                        const proof::Override& fixed) const;
+  absl::StatusOr<std::vector<Candidate>> candidates_for(const prediction::CallShape& shape,
+                                                        const prediction::Override& fixed) const;
   absl::StatusOr<const Programs*> programs(const schedules::ScheduleSpec& spec, bool in_place);
 
   const Settings settings_;
-  proof::CostModel model_;
+  prediction::CostModel model_;
   Time calibrated_in_{};
   std::vector<std::unique_ptr<Programs>> programs_;
   std::vector<Entry> entries_;

@@ -33,12 +33,4 @@ void divide(DataType type, void* target, size_t count, uint32_t by);
 // source.
 void multiply(DataType type, void* target, const void* source, const void* factor, size_t count);
 
-// Plain loops that say what the functions above must do, for tests.
-namespace reference {
-void reduce(DataType type, ReduceOp op, void* target, const void* a, const void* b, size_t count,
-            uint32_t divide_by = 1);
-void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const> sources,
-          size_t count, uint32_t divide_by = 1);
-}  // namespace reference
-
 }  // namespace baton::collectives::reduce

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "collectives/schedules/ordered.h"
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
@@ -66,8 +65,10 @@ std::string ScheduleSpec::to_string() const {
   return text;
 }
 
-std::vector<Algorithm> algorithms_for(Collective collective) {
+std::vector<Algorithm> algorithms_for(Collective collective, bool ordered) {
   using A = Algorithm;
+  if (ordered && collective == Collective::kReduceScatter) return {A::kDirect};
+  if (ordered && reduces(collective)) return {A::kDirect, A::kRecursiveDoubling};
   switch (collective) {
     case Collective::kAllReduce:
       return {A::kRing,   A::kRecursiveDoubling, A::kHalvingDoubling, A::kTree,
@@ -112,7 +113,7 @@ absl::Status validate(const ScheduleSpec& spec) {
   if (spec.root >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.root));
   if (spec.peer >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.peer));
   if (spec.node_size == 0) return refuse("a node has at least one rank");
-  const std::vector<Algorithm> known = algorithms_for(spec.collective);
+  const std::vector<Algorithm> known = algorithms_for(spec.collective, spec.ordered);
   if (std::find(known.begin(), known.end(), spec.algorithm) == known.end()) {
     return refuse("use " + absl::StrJoin(known, " or ", [](std::string* out, Algorithm a) {
                     absl::StrAppend(out, std::string(name_of(a)));

@@ -1,8 +1,8 @@
 // Schedules: what each rank does in a collective, as data.
 //
 // An algorithm is a pure function that writes one rank's Program for one *piece* of the data. The
-// executor runs it over any provider, the verifier proves that it computes its collective, the
-// simulator times it, the cost model predicts it. None of them knows any algorithm.
+// executor runs it over any provider, a test proves that it computes its collective
+// (tests/schedules/verify.h), the cost model predicts it. None of them knows any algorithm.
 //
 // Data. Elements are independent, so a call is cut into pieces and every piece runs the whole
 // program by itself; pieces in flight together are the pipeline. A piece consists of `parts`:
@@ -100,8 +100,8 @@ struct ScheduleSpec {
 // why not and which algorithms do.
 absl::Status validate(const ScheduleSpec& spec);
 
-// The algorithms that implement this collective, ordered or not, the preferred one first.
-std::vector<Algorithm> algorithms_for(Collective collective);
+// The algorithms that implement this collective, the preferred one first.
+std::vector<Algorithm> algorithms_for(Collective collective, bool ordered = false);
 
 // True if the blocks of all_gather and reduce_scatter may have different lengths (all_gather_v,
 // reduce_scatter_v): a message is one part, and scratch holds parts of the rank's own block alone.

@@ -201,10 +201,9 @@ void write_hierarchical(const ScheduleSpec& spec, uint32_t rank, uint32_t channe
 
 Shape hierarchical_shape(const ScheduleSpec& spec);
 
-// Those ordered forms that are not another schedule with contributions for parts.
-void write_ordered_halving(uint32_t ranks, uint32_t rank, Writer& w);  // reduce_scatter
-uint32_t ordered_halving_message(uint32_t ranks);
-void write_ordered_hierarchical(const ScheduleSpec& spec, uint32_t rank, Writer& w);
-Shape ordered_hierarchical_shape(const ScheduleSpec& spec);  // reduce_scatter, reduce
+// Reductions that carry contributions instead of sums, and combine them once, in rank order
+// (Step::kFold).
+void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w);
+Shape ordered_shape(const ScheduleSpec& spec);
 
 }  // namespace baton::collectives::schedules

@@ -13,8 +13,11 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/files/files.h"
@@ -53,16 +56,6 @@ size_t beyond_caches(const Options& options) {
   return std::max(size_t{256} << 20, 2 * static_cast<size_t>(std::max(cache, 0L)));
 }
 
-struct Rows {
-  std::string json;
-  bool all_verified = true;
-
-  void add(const Json& row) {
-    json += row.dump() + "\n";
-    all_verified = all_verified && row["verified"].get<bool>();
-  }
-};
-
 template <typename Fn>
 double timed(Fn&& fn) {
   const auto start = std::chrono::steady_clock::now();
@@ -70,14 +63,53 @@ double timed(Fn&& fn) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Calls `pair` (floor, then kernel) again and again. Runs are short and many: on a shared machine
-// most are disturbed, but the best of each are not.
-template <typename Fn>
-void repeat(const Options& options, Fn&& pair) {
+struct Measured {
+  double seconds = 0, median = 0;  // of the kernel
+  double floor = 0;                // what it works in, per second, at most
+};
+
+// Floor and kernel again and again. Runs are short and many: on a shared machine most are
+// disturbed, but the best of each are not.
+template <typename Floor, typename Kernel>
+Measured measure(const Options& options, const Floor& floor, const Kernel& kernel) {
   const double budget = options.quick ? 0.3 : 2.0;
+  std::vector<double> floors, times;
   double spent = 0;
-  for (int i = 0; i < 5 || spent < budget; ++i) spent += timed(pair);
+  for (int i = 0; i < 5 || spent < budget; ++i) {
+    spent += timed([&] {
+      floors.push_back(floor());
+      times.push_back(timed(kernel));
+    });
+  }
+  return {*std::min_element(times.begin(), times.end()), base::median(times),
+          *std::max_element(floors.begin(), floors.end())};
 }
+
+struct Rows {
+  std::string json;
+  bool all_verified = true;
+
+  // `work`: operations, or bytes that are read.
+  void add(const char* bench, const std::string& what, Json params, const Measured& measured,
+           double work, const char* floor, bool verified) {
+    const bool reads = std::string_view(floor).find("read") != std::string_view::npos;
+    const char* const unit = reads ? "GB_per_s" : "GFLOP_per_s";
+    const double rate = work / measured.seconds, ratio = rate / measured.floor;
+    std::printf("%-58s %10.1f us %8.1f %s  %s %8.1f  ratio %.2f  %s\n", what.c_str(),
+                measured.seconds * 1e6, rate * 1e-9, reads ? "GB/s" : "GFLOP/s", floor,
+                measured.floor * 1e-9, ratio, verified ? "verified" : "WRONG");
+    Json row = {{"bench", bench}, {"params", std::move(params)}};
+    if (reads) row["bytes"] = static_cast<uint64_t>(work);
+    row.update({{"seconds", measured.seconds},
+                {"seconds_median", measured.median},
+                {unit, rate * 1e-9},
+                {"floor", {{"name", floor}, {unit, measured.floor * 1e-9}}},
+                {"ratio_to_floor", ratio},
+                {"verified", verified}});
+    json += row.dump() + "\n";
+    all_verified = all_verified && verified;
+  }
+};
 
 void fill(float* data, size_t count, uint32_t seed) {
   std::minstd_rand random(seed);
@@ -116,17 +148,11 @@ void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Ro
   }
 
   GemmScratch scratch(pool.size());
-  const double operations = 2.0 * c.m * c.n * c.k;
-  std::vector<double> peaks, times;
-  repeat(options, [&] {
-    peaks.push_back(measure_fma_peak(pool, 300'000));
-    times.push_back(timed([&] {
-      gemm(pool, scratch, c.m, {a.data(), k, 1}, view, out.data(), n, false);
-    }));
-  });
-  const double seconds = *std::min_element(times.begin(), times.end());
-  const double peak = *std::max_element(peaks.begin(), peaks.end());
-  const double rate = operations / seconds;
+  const Measured measured = measure(
+      options, [&] { return measure_fma_peak(pool, 300'000); },
+      [&] {
+        gemm(pool, scratch, c.m, {a.data(), k, 1}, view, out.data(), n, false);
+      });
   // A sample of elements, each of which must be exactly the reference's chain.
   bool verified = true;
   for (size_t s = 0; s < 200; ++s) {
@@ -135,22 +161,14 @@ void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Ro
     reference_gemm(1, 1, c.k, {a.data() + i * k, k, 1}, {b.data() + j, n, 1}, &expected, 1, false);
     verified = verified && std::fabs(out[i * n + j] - expected) <= 1e-4f * std::sqrt(c.k);
   }
-  std::printf("gemm %-4s %5d x %5d x %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  ratio %.2f  %s\n",
-              c.bf16 ? "bf16" : "fp32", c.m, c.n, c.k, seconds * 1e6, rate * 1e-9, peak * 1e-9,
-              rate / peak, verified ? "verified" : "WRONG");
-  rows.add({{"bench", "gemm"},
-            {"params",
-             {{"m", c.m},
-              {"n", c.n},
-              {"k", c.k},
-              {"b", c.bf16 ? "bf16" : "f32"},
-              {"threads", pool.size()}}},
-            {"seconds", seconds},
-            {"seconds_median", base::median(times)},
-            {"GFLOP_per_s", rate * 1e-9},
-            {"floor", {{"name", "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
-            {"ratio_to_floor", rate / peak},
-            {"verified", verified}});
+  rows.add("gemm",
+           absl::StrFormat("gemm %s, %d x %d x %d", c.bf16 ? "bf16" : "fp32", c.m, c.n, c.k),
+           {{"m", c.m},
+            {"n", c.n},
+            {"k", c.k},
+            {"b", c.bf16 ? "bf16" : "f32"},
+            {"threads", pool.size()}},
+           measured, 2.0 * c.m * c.n * c.k, "fma_peak", verified);
 }
 
 constexpr Bf16Unit kUnits[] = {Bf16Unit::kTiles, Bf16Unit::kDots, Bf16Unit::kVectors};
@@ -178,16 +196,11 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
   for (size_t i = 0; i < k * n; ++i) weight[i] = bf16_from_float(b[i]);
   pack_tiles(c.k, c.n, weight.data(), packed.data());
   Bf16Scratch scratch(unit, c.m, c.k, pool.size());
-  std::vector<double> peaks, times;
-  repeat(options, [&] {
-    peaks.push_back(measure_peak(unit, pool));
-    times.push_back(timed([&] {
-      gemm_bf16(pool, scratch, c.m, a.data(), k, {c.k, c.n, packed.data()}, out.data(), n, false);
-    }));
-  });
-  const double seconds = *std::min_element(times.begin(), times.end());
-  const double peak = *std::max_element(peaks.begin(), peaks.end());
-  const double rate = 2.0 * c.m * c.n * c.k / seconds;
+  const Measured measured = measure(
+      options, [&] { return measure_peak(unit, pool); },
+      [&] {
+        gemm_bf16(pool, scratch, c.m, a.data(), k, {c.k, c.n, packed.data()}, out.data(), n, false);
+      });
   bool verified = true;
   for (size_t s = 0; s < 200; ++s) {
     const size_t i = s * 7919 % m, j = s * 104729 % n;
@@ -199,20 +212,10 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
   const char* floor = unit == Bf16Unit::kTiles  ? "amx_peak"
                       : unit == Bf16Unit::kDots ? "dot_peak"
                                                 : "fma_peak";
-  std::printf(
-      "gemm bf16 x bf16 by %-7s %4d x %5d x %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  "
-      "ratio %.2f  %s\n",
-      name, c.m, c.n, c.k, seconds * 1e6, rate * 1e-9, peak * 1e-9, rate / peak,
-      verified ? "verified" : "WRONG");
-  rows.add(
-      {{"bench", "gemm_bf16"},
-       {"params", {{"m", c.m}, {"n", c.n}, {"k", c.k}, {"unit", name}, {"threads", pool.size()}}},
-       {"seconds", seconds},
-       {"seconds_median", base::median(times)},
-       {"GFLOP_per_s", rate * 1e-9},
-       {"floor", {{"name", floor}, {"GFLOP_per_s", peak * 1e-9}}},
-       {"ratio_to_floor", rate / peak},
-       {"verified", verified}});
+  rows.add("gemm_bf16",
+           absl::StrFormat("gemm bf16 x bf16 by %s, %d x %d x %d", name, c.m, c.n, c.k),
+           {{"m", c.m}, {"n", c.n}, {"k", c.k}, {"unit", name}, {"threads", pool.size()}}, measured,
+           2.0 * c.m * c.n * c.k, floor, verified);
 }
 
 // Weights as a model of an arithmetic keeps them; those of bf16 arithmetic by any unit.
@@ -249,21 +252,16 @@ void bench_token(const TokenCase& weights, const Options& options, ComputePool& 
   }
   GemmScratch scratch(pool.size());
   Bf16Scratch bf16_scratch(weights.unit, 1, kK, pool.size());
-  std::vector<double> bandwidths, times;
-  repeat(options, [&] {
-    bandwidths.push_back(measure_read_bandwidth(pool, bytes));
-    times.push_back(timed([&] {
-      if (rounds_a) {
-        gemm_bf16(pool, bf16_scratch, 1, a.data(), k, {kK, columns, bf16.data()}, out.data(), n,
-                  false);
-      } else {
-        gemm(pool, scratch, 1, {a.data(), k, 1}, b, out.data(), n, false);
-      }
-    }));
-  });
-  const double seconds = *std::min_element(times.begin(), times.end());
-  const double floor = *std::max_element(bandwidths.begin(), bandwidths.end());
-  const double rate = static_cast<double>(bytes.size()) / seconds;
+  const Measured measured = measure(
+      options, [&] { return measure_read_bandwidth(pool, bytes); },
+      [&] {
+        if (rounds_a) {
+          gemm_bf16(pool, bf16_scratch, 1, a.data(), k, {kK, columns, bf16.data()}, out.data(), n,
+                    false);
+        } else {
+          gemm(pool, scratch, 1, {a.data(), k, 1}, b, out.data(), n, false);
+        }
+      });
   bool verified = true;
   for (size_t s = 0; s < 200; ++s) {
     const size_t j = s * 104729 % n;
@@ -278,18 +276,9 @@ void bench_token(const TokenCase& weights, const Options& options, ComputePool& 
     verified = verified && std::fabs(out[j] - expected) <= 3e-4 * std::sqrt(kK);
   }
   const std::string name = weights.name();
-  std::printf("token x %-20s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n",
-              name.c_str(), columns, kK, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
-              verified ? "verified" : "WRONG");
-  rows.add({{"bench", "token"},
-            {"params", {{"n", columns}, {"k", kK}, {"b", name}, {"threads", pool.size()}}},
-            {"bytes", bytes.size()},
-            {"seconds", seconds},
-            {"seconds_median", base::median(times)},
-            {"GB_per_s", rate * 1e-9},
-            {"floor", {{"name", "read_bandwidth"}, {"GB_per_s", floor * 1e-9}}},
-            {"ratio_to_floor", rate / floor},
-            {"verified", verified}});
+  rows.add("token", absl::StrFormat("token x %s, %d x %d", name, columns, kK),
+           {{"n", columns}, {"k", kK}, {"b", name}, {"threads", pool.size()}}, measured,
+           static_cast<double>(bytes.size()), "read_bandwidth", verified);
 }
 
 struct AttentionCase {
@@ -360,44 +349,27 @@ void bench_attention(const AttentionCase& c, const Options& options, ComputePool
   const size_t sequences = std::max<size_t>(1, beyond_caches(options) / one);
   PagedSequences paged(c, sequences);
   AlignedArray<float> scratch(kAttentionScratch * pool.size());
-  std::vector<double> bandwidths, times;
-  const auto bytes_view = std::as_bytes(std::span(paged.memory.data(), paged.memory.size()));
-  repeat(options, [&] {
-    bandwidths.push_back(measure_read_bandwidth(pool, bytes_view));
-    times.push_back(timed([&] {
-      pool.parallel_for(int64_t(sequences) * c.kv_heads, [&](int64_t task, int thread) {
-        const size_t sequence = size_t(task / c.kv_heads);
-        paged_attention(paged.call(sequence, static_cast<int>(task % c.kv_heads),
-                                   paged.out.data() + sequence * paged.width),
-                        scratch.data() + size_t(thread) * kAttentionScratch);
+  const auto bytes = std::as_bytes(std::span(paged.memory.data(), paged.memory.size()));
+  const Measured measured = measure(
+      options, [&] { return measure_read_bandwidth(pool, bytes); },
+      [&] {
+        pool.parallel_for(int64_t(sequences) * c.kv_heads, [&](int64_t task, int thread) {
+          const size_t sequence = size_t(task / c.kv_heads);
+          paged_attention(paged.call(sequence, static_cast<int>(task % c.kv_heads),
+                                     paged.out.data() + sequence * paged.width),
+                          scratch.data() + size_t(thread) * kAttentionScratch);
+        });
       });
-    }));
-  });
-  const double seconds = *std::min_element(times.begin(), times.end());
-  const double floor = *std::max_element(bandwidths.begin(), bandwidths.end());
-  const double bytes = static_cast<double>(bytes_view.size());
-  const double rate = bytes / seconds;
-  const bool verified = paged.verified(0);
-  std::printf(
-      "attention hd %3d kv %2d group %d ctx %5d x %4zu %8.1f us %6.2f GB/s  read %6.2f  ratio %.2f "
-      " %s\n",
-      c.head_dim, c.kv_heads, c.group, c.context, sequences, seconds * 1e6, rate * 1e-9,
-      floor * 1e-9, rate / floor, verified ? "verified" : "WRONG");
-  rows.add({{"bench", "decode_attention"},
-            {"params",
-             {{"head_dim", c.head_dim},
-              {"kv_heads", c.kv_heads},
-              {"group", c.group},
-              {"context", c.context},
-              {"sequences", sequences},
-              {"threads", pool.size()}}},
-            {"bytes", bytes_view.size()},
-            {"seconds", seconds},
-            {"seconds_median", base::median(times)},
-            {"GB_per_s", rate * 1e-9},
-            {"floor", {{"name", "dram_read"}, {"GB_per_s", floor * 1e-9}}},
-            {"ratio_to_floor", rate / floor},
-            {"verified", verified}});
+  rows.add("decode_attention",
+           absl::StrFormat("attention, heads of %d, %d KV heads, group %d, context %d x %d",
+                           c.head_dim, c.kv_heads, c.group, c.context, sequences),
+           {{"head_dim", c.head_dim},
+            {"kv_heads", c.kv_heads},
+            {"group", c.group},
+            {"context", c.context},
+            {"sequences", sequences},
+            {"threads", pool.size()}},
+           measured, static_cast<double>(bytes.size()), "dram_read", paged.verified(0));
 }
 
 }  // namespace

@@ -163,7 +163,6 @@ absl::Status Demo::start() {
     while (!text.empty() && text.back() == '\n') text.pop_back();
     std::vector<int32_t> tokens = loaded->tokenizer.encode(text);
     tokens.resize(std::min(tokens.size(), context - static_cast<size_t>(options_.max_tokens)));
-    if (prompts_.empty()) results_.sample_prompt = text.substr(text.rfind('\n') + 1);
     prompts_.push_back(std::move(tokens));
   }
   results_.model = loaded->name;
@@ -245,7 +244,6 @@ absl::Status Demo::check_tokens() {
     if (absl::Status status = compare(want, (**other)["outcomes"]); !status.ok()) return status;
   }
   for (const json& outcome : want) results_.tokens_compared += 2 * outcome["tokens"].size();
-  results_.sample_text = want[0]["text"];
   results_.latencies = {latencies_of("one process", want),
                         latencies_of("prefill + decode", (*pair)["outcomes"])};
   const absl::StatusOr<Overlap> moved = measure_overlap(timeline->dump());
@@ -327,7 +325,6 @@ absl::Status Demo::shape_link() {
   }
   const absl::StatusOr<json> stopped = alone_->call({{"do", "stop"}});
   if (!stopped.ok()) return stopped.status();
-  runs[0].timeline = (*stopped)["timeline"];
   for (size_t mode : {1, 2}) {
     const absl::StatusOr<Overlap> overlap = measure_overlap(runs[mode].timeline.dump());
     if (!overlap.ok()) return overlap.status();
@@ -339,7 +336,6 @@ absl::Status Demo::shape_link() {
 
 absl::Status Demo::write() {
   const std::pair<const char*, std::string> files[] = {
-      {"index.html", html_report(results_)},
       {"timeline.json", results_.link_runs[2].timeline.dump()},
       {"timeline-serialized.json", results_.link_runs[1].timeline.dump()}};
   for (const auto& [name, content] : files) {
@@ -347,12 +343,12 @@ absl::Status Demo::write() {
         write_file_atomically(absl::StrCat(options_.out, "/", name), std::string_view(content));
     if (!status.ok()) return status;
   }
-  say(absl::StrCat("report: ", options_.out, "/index.html, timeline: ", options_.out,
-                   "/timeline.json (open it at ui.perfetto.dev)"));
+  say(absl::StrCat("timelines: ", options_.out, "/timeline.json and ", options_.out,
+                   "/timeline-serialized.json (open them at ui.perfetto.dev)"));
   return absl::OkStatus();
 }
 
-// Two runs into one folder would leave the report of one beside the timelines of the other.
+// Two runs into one folder would leave a timeline of each.
 absl::Status run_alone(DemoOptions options) {
   if (absl::Status status = make_directories(options.out); !status.ok()) return status;
   const absl::StatusOr<FolderLock> lock = FolderLock::take(options.out);
@@ -385,11 +381,11 @@ std::string command_name(std::string_view program) {
 
 int demo_main(int argc, char** argv) {
   DemoOptions options;
-  CLI::App app("Prefill and decode in two processes, KV moved by Baton, with a report.");
+  CLI::App app("Prefill and decode in two processes, KV moved by Baton, timed.");
   app.add_option("--model", options.model,
                  "the model's folder (default: the small one of Baton's own)")
       ->type_name("DIR");
-  app.add_option("--out", options.out, "folder for the report")
+  app.add_option("--out", options.out, "folder for the timelines")
       ->check(command_line::writable_folder())
       ->type_name("DIR")
       ->capture_default_str();

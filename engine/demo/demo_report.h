@@ -1,4 +1,4 @@
-// The demo's results, as a short table and as one self-contained HTML page.
+// The demo's results, as tables.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct DemoLinkRun {
   std::vector<double> ttft_ms;
   bool has_transfer = false;
   Overlap overlap;          // of the timeline
-  nlohmann::json timeline;  // {"traceEvents": [...]} of all processes
+  nlohmann::json timeline;  // {"traceEvents": [...]} of both processes
 };
 
 struct DemoResults {
@@ -53,7 +53,6 @@ struct DemoResults {
   int layers = 0;
   size_t prompts = 0, shortest_prompt = 0, longest_prompt = 0;  // tokens
   size_t tokens_compared = 0;
-  std::string sample_prompt, sample_text;
   std::vector<DemoLatencies> latencies;
   Overlap moved;  // by the pair, over the real link
   std::string route;
@@ -68,6 +67,5 @@ struct DemoResults {
 
 std::string latency_table(const DemoResults& results);
 std::string link_table(const DemoResults& results);
-std::string html_report(const DemoResults& results);
 
 }  // namespace baton::engine::demo

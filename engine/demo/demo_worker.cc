@@ -108,10 +108,9 @@ class DemoWorker {
       request.sampling.seed = given["seed"];
       request.sampling.ignore_eos = true;
       json& outcome = outcomes[i];
-      outcome = {{"tokens", json::array()}, {"text", ""}};
+      outcome = {{"tokens", json::array()}};
       request.on_event = [&outcome](const serve::OutputEvent& event) {
         if (event.has_token) outcome["tokens"].push_back(event.choice.token);
-        outcome["text"] = outcome["text"].get<std::string>() + event.text;
         if (!event.finished) return;
         const serve::RequestMetrics& metrics = *event.metrics;
         outcome["ttft_ms"] = ms(metrics.ttft());

@@ -25,7 +25,7 @@ serve::WorkAhead work_of(const ApiRequest& request,
                         .stream = first_token,
                         .choices = request.choices()};
   for (const std::vector<int32_t>& prompt : prompts) {
-    work.prompt_tokens += prompt.size() * static_cast<size_t>(request.best_of);
+    work.prompt_tokens += prompt.size() * static_cast<size_t>(request.n);
   }
   return work;
 }
@@ -48,7 +48,7 @@ absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpE
 }
 
 void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
-  const auto n = static_cast<size_t>(request_->best_of);
+  const auto n = static_cast<size_t>(request_->n);
   for (size_t choice = 0; choice < request_->choices(); ++choice) {
     serve::Request request;
     request.tokens = prompts[choice / n];

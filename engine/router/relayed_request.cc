@@ -62,7 +62,7 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
   relayed->legs_.resize(parsed.choices());
   for (size_t choice = 0; choice < relayed->legs_.size(); ++choice) {
     Leg& leg = relayed->legs_[choice];
-    leg.key = keys[choice / static_cast<size_t>(parsed.best_of)];
+    leg.key = keys[choice / static_cast<size_t>(parsed.n)];
     leg.relay = std::make_unique<StreamRelay>(
         relayed->body_, relayed->request_, choice, relayed->head_,
         [request = relayed.get()](std::string_view bytes) { return request->send(bytes); });

@@ -1,7 +1,6 @@
 // Relays a worker's SSE stream: parses it, remembers tokens, rewrites events.
 #include "engine/router/stream_relay.h"
 
-#include <limits>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -53,7 +52,7 @@ json sum_of_usage(const http::ApiRequest& request, const std::vector<const Strea
     const auto count = [&](const char* key) {
       return int_field(choices[i]->usage(), key, 0, INT32_MAX, 0).value_or(0);
     };
-    if (i % static_cast<size_t>(request.best_of) == 0) prompt += count("prompt_tokens");
+    if (i % static_cast<size_t>(request.n) == 0) prompt += count("prompt_tokens");
     output += count("completion_tokens");
   }
   return {
@@ -209,17 +208,6 @@ StreamNews news_in(std::string_view bytes) {
   return StreamNews::kNothing;
 }
 
-double StreamRelay::mean_logprob() const {
-  double sum = 0;
-  size_t count = 0;
-  for (const json& value : member(logprobs_, "token_logprobs")) {
-    if (!value.is_number()) continue;
-    sum += value.get<double>();
-    ++count;
-  }
-  return count == 0 ? -std::numeric_limits<double>::infinity() : sum / static_cast<double>(count);
-}
-
 json StreamRelay::choice() const {
   json choice = {{"index", choice_}, {"finish_reason", finish_reason_}, {"logprobs", nullptr}};
   if (request_->logprobs) choice["logprobs"] = logprobs_;
@@ -253,13 +241,7 @@ std::string whole_reply(const http::ApiRequest& request, const StreamRelay::Head
   json reply = *head;
   reply["object"] = request.chat ? "chat.completion" : "text_completion";
   reply["choices"] = json::array();
-  std::vector<double> scores;
-  for (const StreamRelay* choice : choices) scores.push_back(choice->mean_logprob());
-  for (const size_t best : http::best_choices(request, scores)) {
-    json choice = choices[best]->choice();
-    choice["index"] = reply["choices"].size();
-    reply["choices"].push_back(std::move(choice));
-  }
+  for (const StreamRelay* choice : choices) reply["choices"].push_back(choice->choice());
   reply["usage"] = sum_of_usage(request, choices);
   return dump(reply);
 }

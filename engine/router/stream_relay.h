@@ -58,8 +58,6 @@ class StreamRelay {
   bool lacks_ids() const { return lacks_ids_ && !finished_; }
   // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
   nlohmann::json choice() const;
-  // The mean over its tokens, for the best of several choices.
-  double mean_logprob() const;
   const nlohmann::json& usage() const { return usage_; }
 
  private:

@@ -48,7 +48,7 @@ json of_prefill(json body) {
 }  // namespace
 
 WorkerBody::WorkerBody(json body, const http::ApiRequest& request)
-    : choices_(static_cast<size_t>(request.best_of)),
+    : choices_(static_cast<size_t>(request.n)),
       seed_(request.has_seed || request.sampling.temperature > 0
                 ? std::optional(request.sampling.seed)
                 : std::nullopt) {
@@ -65,7 +65,6 @@ WorkerBody::WorkerBody(json body, const http::ApiRequest& request)
   body["stream"] = true;
   body["stream_options"]["include_usage"] = true;
   body["return_token_ids"] = true;
-  if (request.best_of > request.n && !request.logprobs) body["logprobs"] = 0;
   common_ = written_open(body);
 }
 

@@ -260,7 +260,7 @@ int train_main(int argc, char** argv) {
   app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks")
       ->check(command_line::writable_file())
       ->type_name("FILE");
-  app.add_option("--curve", run.curve_file, "draw the loss as SVG")
+  app.add_option("--curve", run.curve_file, "write the loss of each step as CSV")
       ->check(command_line::writable_file())
       ->type_name("FILE");
   app.add_option("--check", settings.check,

@@ -11,7 +11,6 @@
 #include "engine/files/files.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/exposure.h"
-#include "engine/train/loss_curve.h"
 #include "engine/train/replica.h"
 
 namespace baton::engine::train {
@@ -21,6 +20,12 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr int kReportEvery = 20, kEvaluateEvery = 200;  // steps
 constexpr int kMostGenerations = 16;                    // one after the other without a single step
+
+struct LossPoint {
+  int step = 0;  // from 0
+  double loss = 0;
+  double held_out_bits = 0;  // per byte; 0: not measured after this step
+};
 
 class Run {
  public:
@@ -330,11 +335,13 @@ absl::Status Run::finish() {
 
 absl::Status Run::write_results() {
   if (!options_.curve_file.empty()) {
-    const std::string title = absl::StrFormat("%.2f M parameters, %d tokens per step, %d rank(s)",
-                                              static_cast<double>(trainer_->map().size) / 1e6,
-                                              options_.trainer.batch_tokens, place_.ranks);
-    absl::Status status =
-        write_file_atomically(options_.curve_file, draw_loss_curve(curve_, title));
+    std::string csv = "step,loss,held_out_bits_per_byte\n";
+    for (const LossPoint& point : curve_) {
+      absl::StrAppendFormat(&csv, "%d,%.6g,", point.step, point.loss);
+      if (point.held_out_bits > 0) absl::StrAppendFormat(&csv, "%.6g", point.held_out_bits);
+      csv += '\n';
+    }
+    absl::Status status = write_file_atomically(options_.curve_file, csv);
     if (!status.ok()) return status;
   }
   return options_.done ? options_.done(*trainer_) : absl::OkStatus();

@@ -35,7 +35,7 @@ struct RunOptions {
   int copy_every = 1;  // steps between copies in a peer's memory
 
   std::string timeline_file;  // Perfetto JSON of all ranks, written by rank 0; empty: none
-  std::string curve_file;     // SVG, written by rank 0; empty: none
+  std::string curve_file;     // CSV, written by rank 0; empty: none
 
   // At every rank, behind a step and its copy and checkpoint.
   std::function<void(int step)> after_step;

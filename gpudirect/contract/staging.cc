@@ -236,17 +236,8 @@ std::string PinnedRing::explain() const {
                                 .to_in_row = to_host};
     return name_of(lane.copier->cheapest_way(route(lane), small_pages));
   };
-  std::string out =
-      absl::StrFormat("256 pages of 4 KiB go to the host by '%s', to the device by '%s'",
-                      way(lanes_[0]), way(lanes_[1]));
-  for (const Lane& lane : lanes_) {
-    const std::string& why_not = lane.copier->why_no_boxes();
-    if (why_not.empty()) continue;
-    absl::StrAppendFormat(&out, "; planes of rows without '%s': %s", name_of(CopyWay::kBoxes),
-                          why_not);
-    break;
-  }
-  return out;
+  return absl::StrFormat("256 pages of 4 KiB go to the host by '%s', to the device by '%s'",
+                         way(lanes_[0]), way(lanes_[1]));
 }
 
 // Whether the engine has let go of the copy's memory.

@@ -2,38 +2,14 @@
 #include "gpudirect/copies/copier.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
 namespace {
 
-constexpr CopyWays kPlainWays = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBoxes,
-                                 CopyWay::kBatch};  // without kernels
-
-// Whether a plane of as many rows as the box's layers have is its next layer: as far from the last
-// one as those are from each other, and so far that rows are counted whole.
-bool next_layer(BoxCopy& box, DevicePointer from, DevicePointer to) {
-  constexpr DevicePointer kLargest = std::numeric_limits<int32_t>::max();
-  const auto layer = [&](const BoxSide& side, DevicePointer at) -> size_t {
-    const DevicePointer step = at - (side.at + (box.depth - 1) * side.height * side.pitch);
-    const bool fits = step <= kLargest && step % side.pitch == 0 && step / side.pitch >= box.height;
-    return fits ? step / side.pitch : 0;  // unsigned: backwards is too far
-  };
-  const size_t from_height = layer(box.from, from), to_height = layer(box.to, to);
-  if (from_height == 0 || to_height == 0) return false;
-  if (box.depth > 1 && (from_height != box.from.height || to_height != box.to.height)) return false;
-  box.from.height = from_height;
-  box.to.height = to_height;
-  ++box.depth;
-  return true;
-}
-
-// Past the last byte that it writes.
-DevicePointer end_of(const BoxCopy& box) {
-  return box.to.at + ((box.depth - 1) * box.to.height + box.height - 1) * box.to.pitch + box.width;
-}
+// Without kernels.
+constexpr CopyWays kPlainWays = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch};
 
 }  // namespace
 
@@ -53,7 +29,6 @@ absl::Status Copier::start(bool packs) {
   batch_to_.reserve(kMostDescriptors);
   batch_from_.reserve(kMostDescriptors);
   batch_bytes_.reserve(kMostDescriptors);
-  boxes_.reserve(kMostDescriptors);
   const auto make_event = [&](Event& event) {
     Event made = nullptr;
     absl::Status status =
@@ -90,22 +65,13 @@ Copier::~Copier() {
 
 CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {
   CopyWays able = {CopyWay::kSingle};
-  if (route == CopyRoute::kOnDevice || shape.largest <= kMostBytes) {
-    able.add(CopyWay::kRows);
-    if (why_no_boxes().empty()) able.add(CopyWay::kBoxes);
-  }
+  if (route == CopyRoute::kOnDevice || shape.largest <= kMostBytes) able.add(CopyWay::kRows);
   if (device_.driver().cuMemcpyBatchAsync != nullptr) able.add(CopyWay::kBatch);
   if (launcher_ != nullptr && free_list() != nullptr) {
     able.add(CopyWay::kKernel);
     if (packing_ != nullptr && shape.largest <= kPackBytes) able.add(CopyWay::kPacked);
   }
   return able & ways_for(route, shape);
-}
-
-const std::string& Copier::why_no_boxes() const {
-  static const std::string kLacks = "the driver lacks cuMemcpy3DBatchAsync as of CUDA 13.0";
-  const bool lacks = device_.driver().cuMemcpy3DBatchAsync == nullptr;
-  return lacks ? kLacks : table_.why_left_out(CopyWay::kBoxes);
 }
 
 Copier::List* Copier::free_list() {
@@ -150,7 +116,7 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
                         "device, its driver or this build lacks that way",
                         name_of(route), name_of(*way)));
   }
-  return run(*way, route, shape, merged_);
+  return run(*way, route, merged_);
 }
 
 CopyWay Copier::cheapest_way(CopyRoute route, const CopyShape& shape) {
@@ -163,34 +129,20 @@ std::string Copier::explain(CopyRoute route, absl::Span<const CopyPiece> pieces)
   merged_.clear();
   merge_pieces(pieces, merged_);
   const CopyShape shape = shape_of(merged_);
-  std::string out = gpudirect::explain(table_, route, shape, ways(route, shape));
-  const std::string& why_not = why_no_boxes();
-  if (!why_not.empty() && ways_for(route, shape).has(CopyWay::kBoxes)) {
-    absl::StrAppendFormat(&out, "; no %s: %s", name_of(CopyWay::kBoxes), why_not);
-  }
-  return out;
+  return gpudirect::explain(table_, route, shape, ways(route, shape));
 }
 
 absl::Status Copier::run_cheapest(CopyRoute route, const CopyShape& shape,
                                   absl::Span<const CopyPiece> pieces, CopyWays among) {
-  const CopyWay way = cheapest(table_, route, shape, among);
-  absl::Status status = run(way, route, shape, pieces);
-  const bool refused =
-      !status.ok() && way == CopyWay::kBoxes && !why_no_boxes().empty() && device_.alive().ok();
-  if (!refused) return status;
-  // Copies the whole list again by another way; what was copied before the refusal is copied twice.
-  return run(cheapest(table_, route, shape, among & ways(route, shape)), route, shape, pieces);
+  return run(cheapest(table_, route, shape, among), route, pieces);
 }
 
-absl::Status Copier::run(CopyWay way, CopyRoute route, const CopyShape& shape,
-                         absl::Span<const CopyPiece> pieces) {
+absl::Status Copier::run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
   switch (way) {
     case CopyWay::kSingle:
       return run_single(route, pieces);
     case CopyWay::kRows:
-      return run_rows(route, shape.plane, pieces);
-    case CopyWay::kBoxes:
-      return run_boxes(route, shape.plane, pieces);
+      return run_rows(route, pieces);
     case CopyWay::kBatch:
       return run_batch(route, pieces);
     case CopyWay::kPacked:
@@ -221,10 +173,9 @@ absl::Status Copier::run_single(CopyRoute route, absl::Span<const CopyPiece> pie
   return absl::OkStatus();
 }
 
-absl::Status Copier::run_rows(CopyRoute route, size_t plane_pieces,
-                              absl::Span<const CopyPiece> pieces) {
+absl::Status Copier::run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces) {
   const size_t width = pieces[0].bytes;
-  const size_t most = route == CopyRoute::kOnDevice ? plane_pieces : kMostBytes / width;
+  const size_t most = route == CopyRoute::kOnDevice ? pieces.size() : kMostBytes / width;
   PlaneCopy plane;
   plane.width = width;
   plane.from.pitch = pieces.size() > 1 ? pieces[1].from - pieces[0].from : width;
@@ -232,99 +183,12 @@ absl::Status Copier::run_rows(CopyRoute route, size_t plane_pieces,
   for (size_t i = 0; i < pieces.size(); i += plane.height) {
     plane.from.device = pieces[i].from;
     plane.to.device = pieces[i].to;
-    plane.height = std::min(most, plane_pieces - i % plane_pieces);
-    if (absl::Status status = copy_rows(plane); !status.ok()) return status;
+    plane.height = std::min(most, pieces.size() - i);
+    absl::Status status =
+        device_.check(device_.driver().cuMemcpy2DAsync(&plane, stream_), "a copy of rows");
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
-}
-
-absl::Status Copier::copy_rows(const PlaneCopy& plane) const {
-  return device_.check(device_.driver().cuMemcpy2DAsync(&plane, stream_), "a copy of rows");
-}
-
-// Whether two of what is noted as written have a byte in common.
-bool Copier::written_twice() {
-  std::sort(written_.begin(), written_.end());
-  for (size_t i = 1; i < written_.size(); ++i) {
-    const auto& [before, bytes] = written_[i - 1];
-    if (before + bytes > written_[i].first) return true;
-  }
-  return false;
-}
-
-// Whether two rows of the boxes write the same byte. Planes may lie in each other all the same.
-bool Copier::boxes_overlap() {
-  bool rising = true;
-  for (size_t i = 1; i < boxes_.size() && rising; ++i) {
-    rising = end_of(boxes_[i - 1]) <= boxes_[i].to.at;
-  }
-  if (rising) return false;
-  written_.clear();
-  for (const BoxCopy& box : boxes_) {
-    for (size_t layer = 0; layer < box.depth; ++layer) {
-      for (size_t row = 0; row < box.height; ++row) {
-        const size_t at = (layer * box.to.height + row) * box.to.pitch;
-        written_.emplace_back(box.to.at + at, box.width);
-      }
-    }
-  }
-  return written_twice();
-}
-
-absl::Status Copier::flush_boxes() {
-  if (boxes_.empty()) return absl::OkStatus();
-  absl::Status status;
-  // As with a batch: no order among them, and so none may write what another does.
-  if (boxes_overlap()) {
-    for (const BoxCopy& box : boxes_) {
-      for (size_t layer = 0; layer < box.depth && status.ok(); ++layer) {
-        PlaneCopy plane{.width = box.width, .height = box.height};
-        plane.from.device = box.from.at + layer * box.from.height * box.from.pitch;
-        plane.from.pitch = box.from.pitch;
-        plane.to.device = box.to.at + layer * box.to.height * box.to.pitch;
-        plane.to.pitch = box.to.pitch;
-        status = copy_rows(plane);
-      }
-    }
-  } else {
-    status = device_.check(
-        device_.driver().cuMemcpy3DBatchAsync(boxes_.size(), boxes_.data(), 0, stream_),
-        "a batch of copies of planes");
-    if (!status.ok()) table_.leave_out(CopyWay::kBoxes, std::string(status.message()));
-  }
-  boxes_.clear();
-  return status;
-}
-
-absl::Status Copier::run_boxes(CopyRoute route, size_t plane_pieces,
-                               absl::Span<const CopyPiece> pieces) {
-  const size_t width = pieces[0].bytes;
-  const size_t most = route == CopyRoute::kOnDevice ? SIZE_MAX : kMostBytes;
-  BoxCopy next{.width = width, .depth = 1, .flags = kPreferOverlapWithCompute};
-  next.from.pitch = pieces[1].from - pieces[0].from;
-  next.to.pitch = pieces[1].to - pieces[0].to;
-  size_t batched = 0;  // bytes; a batch runs as a whole
-  for (size_t i = 0; i < pieces.size(); i += next.height) {
-    next.from.at = pieces[i].from;
-    next.to.at = pieces[i].to;
-    next.height = std::min(most / width, plane_pieces - i % plane_pieces);
-    next.from.height = next.to.height = next.height;
-    const size_t bytes = next.height * width;
-    const bool room = batched == 0 || bytes <= most - batched;
-    // Must have as many rows as the previous ones: a part of a plane leaves no room for another
-    // part.
-    if (room && !boxes_.empty() && next_layer(boxes_.back(), next.from.at, next.to.at)) {
-      batched += bytes;
-      continue;
-    }
-    if (!room || boxes_.size() == kMostDescriptors) {
-      if (absl::Status status = flush_boxes(); !status.ok()) return status;
-      batched = 0;
-    }
-    boxes_.push_back(next);
-    batched += bytes;
-  }
-  return flush_boxes();
 }
 
 // Whether two pieces of the batch write the same byte. Costs a twentieth of what the batch does.
@@ -338,7 +202,12 @@ bool Copier::batch_overlaps() {
   for (size_t i = 0; i < batch_to_.size(); ++i) {
     written_.emplace_back(batch_to_[i], batch_bytes_[i]);
   }
-  return written_twice();
+  std::sort(written_.begin(), written_.end());
+  for (size_t i = 1; i < written_.size(); ++i) {
+    const auto& [before, bytes] = written_[i - 1];
+    if (before + bytes > written_[i].first) return true;
+  }
+  return false;
 }
 
 absl::Status Copier::flush_batch() {

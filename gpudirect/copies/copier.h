@@ -42,9 +42,8 @@ class Copier {
   // the call nor the list is needed when it has returned. No copy may write what another reads. If
   // two write the same byte (layouts allow that), either value may win. To and from the host no
   // single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies wait for
-  // what is before them. After an error part of the list may still be copied. If the driver refuses
-  // a 3D batch, the list is copied in another way and 3D batches are not tried again. Pass
-  // `kernels` = false if this device's kernels do not reach all of the memory.
+  // what is before them. After an error part of the list may still be copied. Pass `kernels` = false
+  // if this device's kernels do not reach all of the memory.
   absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces, bool kernels = true);
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
@@ -59,8 +58,6 @@ class Copier {
   CopyWay cheapest_way(CopyRoute route, const CopyShape& shape);
   // The ways that copy() would choose among, with their predicted costs.
   std::string explain(CopyRoute route, absl::Span<const CopyPiece> pieces);
-  // Why no planes of rows go by a 3D batch; empty: where that costs least they do.
-  const std::string& why_no_boxes() const;
 
   static constexpr size_t kMostBytes = 4 << 20;     // of one copy to or from the host
   static constexpr size_t kMostDescriptors = 1024;  // of one batch: more have crashed drivers
@@ -83,20 +80,14 @@ class Copier {
                        absl::Span<const CopyPiece> pieces, bool kernels);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
   List* free_list();
-  absl::Status run(CopyWay way, CopyRoute route, const CopyShape& shape,
-                   absl::Span<const CopyPiece> pieces);
+  absl::Status run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
   absl::Status run_single(CopyRoute route, absl::Span<const CopyPiece> pieces);
-  absl::Status run_rows(CopyRoute route, size_t plane_pieces, absl::Span<const CopyPiece> pieces);
+  absl::Status run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces);
   absl::Status run_cheapest(CopyRoute route, const CopyShape& shape,
                             absl::Span<const CopyPiece> pieces, CopyWays among);
-  absl::Status copy_rows(const PlaneCopy& plane) const;
-  absl::Status run_boxes(CopyRoute route, size_t plane_pieces, absl::Span<const CopyPiece> pieces);
-  bool boxes_overlap();
-  absl::Status flush_boxes();
   absl::Status run_batch(CopyRoute route, absl::Span<const CopyPiece> pieces);
   bool batch_overlaps();
   absl::Status flush_batch();
-  bool written_twice();
   // These two say how many pieces they have queued: fewer than all when no list is free.
   absl::StatusOr<size_t> run_packed(CopyRoute route, absl::Span<const CopyPiece> pieces);
   absl::StatusOr<size_t> run_kernel(absl::Span<const CopyPiece> pieces);
@@ -117,7 +108,6 @@ class Copier {
   std::vector<CopyPiece> merged_;
   std::vector<DevicePointer> batch_to_, batch_from_;
   std::vector<size_t> batch_bytes_;
-  std::vector<BoxCopy> boxes_;
   std::vector<std::pair<DevicePointer, size_t>> written_;  // [first, first + second)
 };
 

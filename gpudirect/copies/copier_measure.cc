@@ -12,39 +12,27 @@ namespace {
 
 constexpr size_t kMostMoved = 16 << 20;  // at a time
 constexpr size_t kGap = 1 << 10;
-constexpr size_t kMostGaps = CopyTable::kCounts.back() + CopyTable::kCounts.back() / kLeastPlane;
-constexpr size_t kApart = kMostMoved + kMostGaps * kGap;  // of pieces with gaps
-constexpr double kLong = 500e3;         // nanoseconds: longer copies are not tried
-constexpr double kShort = 100e3;        // nanoseconds: longer ones are tried once
-constexpr double kLongPlanes = kShort;  // those of a 3D batch not at all
-constexpr double kNoWay = 1e18;         // nanoseconds: what a way costs that there is not
+constexpr size_t kApart = kMostMoved + CopyTable::kCounts.back() * kGap;  // of pieces with gaps
+constexpr double kLong = 500e3;   // nanoseconds: longer copies are not tried
+constexpr double kShort = 100e3;  // nanoseconds: longer ones are tried once
+constexpr double kNoWay = 1e18;   // nanoseconds: what a way costs that there is not
 constexpr double kUntried = std::numeric_limits<double>::infinity();
 constexpr std::chrono::seconds kPatience{2};  // a copy that takes longer has failed
 
-// The first number of pieces that a way is tried with: of a 3D batch two planes.
-size_t first_of(CopyWay way) {
-  return way == CopyWay::kBoxes
-             ? std::find(CopyTable::kCounts.begin(), CopyTable::kCounts.end(), 2 * kLeastPlane) -
-                   CopyTable::kCounts.begin()
-             : 0;
-}
-
 // What the times before say of the one at `i`: each piece costs what it did there.
-double expected(const CopyTimes& times, size_t i, CopyWay way) {
-  if (i < first_of(way) + 2) return 0;
+double expected(const CopyTimes& times, size_t i) {
+  if (i < 2) return 0;
   const auto count = [](size_t of) { return static_cast<double>(CopyTable::kCounts[of]); };
   const double piece = (times[i - 1] - times[i - 2]) / (count(i - 1) - count(i - 2));
   return times[i - 1] + std::max(0.0, piece) * (count(i) - count(i - 1));
 }
 
-// With gaps on the device, and none at the other end: so that nothing merges, and all can pack. For
-// a 3D batch the gap behind each plane is another, so that no two planes are one box.
-std::vector<CopyPiece> pieces_of(CopyRoute route, CopyWay way, size_t size, DevicePointer device,
+// With gaps on the device, and none at the other end: so that nothing merges, and all can pack.
+std::vector<CopyPiece> pieces_of(CopyRoute route, size_t size, DevicePointer device,
                                  DevicePointer host) {
   std::vector<CopyPiece> pieces(std::min(CopyTable::kCounts.back(), kMostMoved / size));
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const size_t planes = way == CopyWay::kBoxes ? i / kLeastPlane : 0;
-    const DevicePointer apart = device + i * (size + kGap) + planes * kGap;
+    const DevicePointer apart = device + i * (size + kGap);
     const DevicePointer other = (route == CopyRoute::kOnDevice ? device + kApart : host) + i * size;
     pieces[i] = route == CopyRoute::kToDevice ? CopyPiece{other, apart, size}
                                               : CopyPiece{apart, other, size};
@@ -83,14 +71,11 @@ absl::StatusOr<double> Copier::time(CopyWay way, CopyRoute route,
 // Once, those that take no longer than they may. No way: none.
 absl::Status Copier::try_counts(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces,
                                 CopyTimes& times) {
-  const double most = way == CopyWay::kBoxes ? kLongPlanes : kLong;
-  for (size_t i = first_of(way); i < times.size(); ++i) {
-    if (CopyTable::kCounts[i] > pieces.size() || expected(times, i, way) > most) break;
+  for (size_t i = 0; i < times.size(); ++i) {
+    if (CopyTable::kCounts[i] > pieces.size() || expected(times, i) > kLong) break;
     if (times[i] != kUntried && times[i] > kShort) continue;
     const auto took = time(way, route, pieces.first(CopyTable::kCounts[i]));
     if (absl::IsFailedPrecondition(took.status())) break;
-    // A driver that refuses a 3D batch does without: why, the table says.
-    if (!took.ok() && way == CopyWay::kBoxes && !why_no_boxes().empty()) return device_.alive();
     if (!took.ok()) return took.status();
     times[i] = std::min(times[i], *took);
   }
@@ -114,9 +99,8 @@ absl::Status Copier::measure(int tries) {
     for (size_t row = 0; row < times.size() && status.ok(); ++row) {
       const auto route = static_cast<CopyRoute>(row / kCopyWays / kSizes);
       const auto way = static_cast<CopyWay>(row % kCopyWays);
-      if (way == CopyWay::kBoxes && i % 2 != 0) continue;  // it is one way more: every other try
       status = try_counts(way, route,
-                          pieces_of(route, way, CopyTable::kSizes[row / kCopyWays % kSizes],
+                          pieces_of(route, CopyTable::kSizes[row / kCopyWays % kSizes],
                                     (*slab)->span().data, (*host)->address()),
                           times[row]);
     }
@@ -128,7 +112,7 @@ absl::Status Copier::measure(int tries) {
     const auto way = static_cast<CopyWay>(row % kCopyWays);
     for (size_t i = 0; i < CopyTable::kCounts.size(); ++i) {
       double& took = times[row][i];
-      if (took == kUntried) took = i < first_of(way) + 2 ? kNoWay : expected(times[row], i, way);
+      if (took == kUntried) took = i < 2 ? kNoWay : expected(times[row], i);
       table_.set(static_cast<CopyRoute>(row / kCopyWays / kSizes), way, row / kCopyWays % kSizes, i,
                  took);
     }

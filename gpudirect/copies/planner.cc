@@ -14,24 +14,6 @@ namespace {
 
 constexpr CopyWay way_of(size_t number) { return static_cast<CopyWay>(number); }
 
-// Logarithms, of all ways. Of planes a copy of rows each, at what one alone costs; and of boxes
-// what as many planes of few rows do, and the other rows what they cost more in one copy of all
-// rows.
-CopyTable::Costs costs_of(const CopyTable& table, CopyRoute route, const CopyShape& shape) {
-  constexpr auto kRows = static_cast<size_t>(CopyWay::kRows);
-  constexpr auto kBoxes = static_cast<size_t>(CopyWay::kBoxes);
-  CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
-  if (shape.rows || shape.plane == 0) return costs;
-  const size_t planes = shape.pieces / shape.plane;
-  const size_t few = planes * kLeastPlane;
-  const CopyTable::Costs of_few = table.logarithms(route, few, few * (shape.bytes / shape.pieces));
-  const double more_rows = std::exp2(costs[kRows]) - std::exp2(of_few[kRows]);
-  costs[kBoxes] = std::log2(std::exp2(of_few[kBoxes]) + std::max(0.0, more_rows));
-  costs[kRows] = table.logarithms(route, shape.plane, shape.bytes / planes)[kRows] +
-                 std::log2(static_cast<double>(planes));
-  return costs;
-}
-
 // Between two of the values of a table: from the one at `at` so much of the way to the next, and so
 // far past the last one; of their logarithms.
 struct Place {
@@ -58,8 +40,8 @@ std::string_view name_of(CopyRoute route) {
   return kNames[static_cast<size_t>(route)];
 }
 std::string_view name_of(CopyWay way) {
-  constexpr std::array<std::string_view, kCopyWays> kNames = {"single", "rows",   "3D batch",
-                                                              "batch",  "packed", "kernel"};
+  constexpr std::array<std::string_view, kCopyWays> kNames = {"single", "rows", "batch", "packed",
+                                                              "kernel"};
   return kNames[static_cast<size_t>(way)];
 }
 
@@ -94,7 +76,6 @@ CopyShape shape_of(absl::Span<const CopyPiece> pieces) {
   constexpr DevicePointer kLargest = std::numeric_limits<int32_t>::max();
   CopyShape shape{.pieces = pieces.size(), .from_in_row = true, .to_in_row = true};
   bool even = !pieces.empty() && pieces[0].bytes <= kLargest;
-  size_t plane = 0;  // the first piece that is no row of those before; 0: none was
   for (size_t i = 0; i < pieces.size(); ++i) {
     shape.bytes += pieces[i].bytes;
     shape.largest = std::max(shape.largest, pieces[i].bytes);
@@ -108,16 +89,9 @@ CopyShape shape_of(absl::Span<const CopyPiece> pieces) {
     const bool row = from_step >= here.bytes && to_step >= here.bytes && from_step <= kLargest &&
                      to_step <= kLargest && from_step == pieces[1].from - pieces[0].from &&
                      to_step == pieces[1].to - pieces[0].to;
-    even = even && here.bytes == before.bytes;
-    if (plane == 0) {
-      if (!row) plane = i;
-    } else if (i % plane != 0) {
-      even = even && row;
-    }
+    even = even && row && here.bytes == before.bytes;
   }
-  shape.rows = even && plane == 0;
-  const bool planes = even && plane >= kLeastPlane && pieces.size() % plane == 0;
-  shape.plane = shape.rows ? pieces.size() : planes ? plane : 0;
+  shape.rows = even;
   return shape;
 }
 
@@ -136,8 +110,7 @@ void merge_pieces(absl::Span<const CopyPiece> pieces, std::vector<CopyPiece>& ou
 
 CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
   CopyWays ways = {CopyWay::kSingle, CopyWay::kBatch, CopyWay::kKernel};
-  if (shape.rows || shape.plane > 0) ways.add(CopyWay::kRows);
-  if (!shape.rows && shape.plane > 0) ways.add(CopyWay::kBoxes);  // of one plane, rows are a call
+  if (shape.rows) ways.add(CopyWay::kRows);
   const bool host_in_row = route == CopyRoute::kToHost ? shape.to_in_row : shape.from_in_row;
   if (route != CopyRoute::kOnDevice && host_in_row) ways.add(CopyWay::kPacked);
   return ways;
@@ -146,7 +119,7 @@ CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
 CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways) {
   CopyWay best = CopyWay::kSingle;
   double least = std::numeric_limits<double>::infinity();
-  const CopyTable::Costs costs = costs_of(table, route, shape);
+  const CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
   for (size_t i = 0; i < kCopyWays; ++i) {
     if (!ways.has(way_of(i)) || costs[i] >= least) continue;
     least = costs[i];
@@ -158,7 +131,7 @@ CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape
 std::string explain(const CopyTable& table, CopyRoute route, const CopyShape& shape,
                     CopyWays ways) {
   std::vector<std::pair<double, CopyWay>> sorted;
-  const CopyTable::Costs costs = costs_of(table, route, shape);
+  const CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
   for (size_t i = 0; i < kCopyWays; ++i) {
     if (ways.has(way_of(i))) sorted.emplace_back(std::exp2(costs[i]), way_of(i));
   }

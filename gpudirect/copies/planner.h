@@ -32,13 +32,12 @@ inline constexpr size_t kCopyRoutes = 3;
 
 enum class CopyWay : uint8_t {
   kSingle,  // a copy for each piece
-  kRows,    // copies of rows: pieces of one size, at equal distances; of planes of rows, one each
-  kBoxes,   // calls with many planes of rows each: the driver's 3D batch
+  kRows,    // copies of rows: pieces of one size, at equal distances
   kBatch,   // calls with many descriptors
   kPacked,  // a kernel packs or unpacks on the device, the copy engine moves one piece
   kKernel,  // a kernel does it all, over the host's link too
 };
-inline constexpr size_t kCopyWays = 6;
+inline constexpr size_t kCopyWays = 5;
 std::string_view name_of(CopyRoute route);
 std::string_view name_of(CopyWay way);
 
@@ -60,10 +59,7 @@ class CopyWays {
   unsigned bits_ = 0;
 };
 
-inline constexpr size_t kLeastPlane = 4;  // rows of a plane: any two pieces are rows, by chance
-
-// The costs of each way, in nanoseconds, for some sizes and numbers of pieces. Boxes: in planes of
-// kLeastPlane rows, two and more of them.
+// The costs of each way, in nanoseconds, for some sizes and numbers of pieces.
 class CopyTable {
  public:
   static constexpr std::array<size_t, 7> kSizes = {1 << 10,  4 << 10,   16 << 10, 32 << 10,
@@ -88,25 +84,16 @@ class CopyTable {
   // The binary logarithms of the costs of all ways.
   Costs logarithms(CopyRoute route, size_t pieces, size_t bytes) const;
 
-  // Why a way is taken no more that the driver has: what it said when it was asked to. Empty: it
-  // is.
-  void leave_out(CopyWay way, std::string why) {
-    left_out_[static_cast<size_t>(way)] = std::move(why);
-  }
-  const std::string& why_left_out(CopyWay way) const { return left_out_[static_cast<size_t>(way)]; }
-
  private:
   std::array<std::array<std::array<Costs, kCounts.size()>, kSizes.size()>, kCopyRoutes> costs_{};
-  std::array<std::string, kCopyWays> left_out_;
 };
 
 // The properties of a list that decide the way, after adjacent pieces were merged.
 struct CopyShape {
   size_t pieces = 0;
   size_t bytes = 0;
-  size_t largest = 0;  // piece
-  bool rows = false;   // of one size, at equal distances at both ends that are no less
-  size_t plane = 0;    // so many after the other are rows, wherever the next ones lie; 0: none
+  size_t largest = 0;        // piece
+  bool rows = false;         // of one size, at equal distances at both ends that are no less
   bool from_in_row = false;  // the sources follow each other without gaps: one piece
   bool to_in_row = false;
 };

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_join.h"
 #include "collectives/launch.h"
-#include "collectives/reduce/reduce.h"
 #include "tests/communicator/group.h"
+#include "tests/reduce/reference.h"
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
 

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <random>
 
-#include "collectives/reduce/reduce.h"
 #include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
+#include "tests/reduce/reference.h"
 
 namespace baton {
 namespace {
@@ -103,7 +103,7 @@ TEST(Ordered, EveryAlgorithmChunkAndProviderGivesTheSameBits) {
       for (DataType type : {DataType::kF32, DataType::kBF16, DataType::kF16}) {
         const std::vector<std::byte> wanted = folded(type, ReduceOp::kSum, ranks, kOrderedCount);
         run_group(ranks, test_options(provider), [&](Communicator& comm) {
-          for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
+          for (Algorithm algorithm : algorithms_for(Collective::kAllReduce, true)) {
             for (size_t chunk : {size_t{512}, size_t{4096}, size_t{65536}}) {
               CallOptions options;
               options.ordered = true;
@@ -139,7 +139,7 @@ TEST(Ordered, ReduceScatterAndReduceOnOneNodeAndSeveral) {
         CallOptions options;
         options.ordered = true;
         options.chunk_bytes = 4096;
-        for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter)) {
+        for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter, true)) {
           options.algorithm = algorithm;
           const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);
           std::vector<std::byte> out(bytes);
@@ -149,7 +149,7 @@ TEST(Ordered, ReduceScatterAndReduceOnOneNodeAndSeveral) {
           ASSERT_EQ(std::memcmp(out.data(), wanted.data() + rank * bytes, bytes), 0)
               << provider << " n=" << ranks << " " << name_of(algorithm);
         }
-        for (Algorithm algorithm : algorithms_for(Collective::kReduce)) {
+        for (Algorithm algorithm : algorithms_for(Collective::kReduce, true)) {
           options.algorithm = algorithm;
           const int root = ranks - 1;
           const std::vector<std::byte> in = elements(DataType::kF32, comm.rank(), n * kShare);

@@ -47,7 +47,7 @@ TEST_P(Results, AllReduceByEveryAlgorithm) {
   run([](Communicator& comm) {
     const int n = comm.ranks();
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce)) {
+      for (Algorithm algorithm : algorithms_for(Collective::kAllReduce, ordered)) {
         for (size_t count : kCounts) {
           CallOptions options;
           options.algorithm = algorithm;
@@ -141,7 +141,7 @@ TEST_P(Results, ReduceScatterAndAllGather) {
     const auto n = static_cast<size_t>(comm.ranks());
     const auto rank = static_cast<size_t>(comm.rank());
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter)) {
+      for (Algorithm algorithm : algorithms_for(Collective::kReduceScatter, ordered)) {
         for (size_t count : kCounts) {
           CallOptions options;
           options.algorithm = algorithm;

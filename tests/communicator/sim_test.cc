@@ -250,7 +250,7 @@ TEST(SimExecutor, EveryAlgorithmGivesTheRightSumOnABadFabric) {
       for (size_t i = 0; i < count; ++i) wanted[i] += row[i];
     }
     for (bool ordered : {false, true}) {
-      for (Algorithm algorithm : schedules::algorithms_for(Collective::kAllReduce)) {
+      for (Algorithm algorithm : schedules::algorithms_for(Collective::kAllReduce, ordered)) {
         for (const auto& got : group.all_reduce(algorithm, ordered, in)) {
           ASSERT_EQ(got, wanted) << name_of(algorithm) << " n=" << ranks;
         }

@@ -10,9 +10,9 @@ constexpr size_t kSlotBytes = 512 << 10;
 // Trials and vote of a shape, each call taking what `seconds` says of its choice; then the choice
 // that is left. `tried`: the parts of all choices, in bytes.
 template <typename Seconds>
-proof::Choice settle(const proof::CallShape& shape, const Seconds& seconds,
-                     std::set<size_t>& tried) {
-  proof::CostParameters cost;
+prediction::Choice settle(const prediction::CallShape& shape, const Seconds& seconds,
+                          std::set<size_t>& tried) {
+  prediction::CostParameters cost;
   cost.gamma = 1 / 54e9;
   cost.node_size = 2;
   cost.cores_move_local = true;
@@ -41,8 +41,8 @@ proof::Choice settle(const proof::CallShape& shape, const Seconds& seconds,
   return {};
 }
 
-proof::CallShape all_reduce_of(size_t bytes) {
-  proof::CallShape shape;
+prediction::CallShape all_reduce_of(size_t bytes) {
+  prediction::CallShape shape;
   shape.collective = Collective::kAllReduce;
   shape.ranks = 2;
   shape.element_bytes = 4;
@@ -52,10 +52,10 @@ proof::CallShape all_reduce_of(size_t bytes) {
 
 TEST(Tuner, SmallerChunksAreTriedAndTakenWhereTheyAreFaster) {
   std::set<size_t> tried;
-  const auto by_part = [](const proof::Choice& choice) {
+  const auto by_part = [](const prediction::Choice& choice) {
     return choice.part_bytes > 200'000 ? 800e-6 : choice.part_bytes > 150'000 ? 650e-6 : 700e-6;
   };
-  const proof::Choice found = settle(all_reduce_of(2 << 20), by_part, tried);
+  const prediction::Choice found = settle(all_reduce_of(2 << 20), by_part, tried);
   EXPECT_GT(*tried.rbegin(), 200'000u);
   EXPECT_LT(found.part_bytes, 200'000u);
   EXPECT_GT(found.part_bytes, 150'000u);
@@ -63,10 +63,10 @@ TEST(Tuner, SmallerChunksAreTriedAndTakenWhereTheyAreFaster) {
 
 TEST(Tuner, SmallerChunksThatGainLittleAreNotTaken) {
   std::set<size_t> tried;
-  const auto by_part = [](const proof::Choice& choice) {
+  const auto by_part = [](const prediction::Choice& choice) {
     return choice.part_bytes > 200'000 ? 800e-6 : 780e-6;
   };
-  const proof::Choice found = settle(all_reduce_of(2 << 20), by_part, tried);
+  const prediction::Choice found = settle(all_reduce_of(2 << 20), by_part, tried);
   EXPECT_EQ(found.part_bytes, *tried.rbegin());
   EXPECT_GT(tried.size(), 1u);
 }
@@ -74,7 +74,7 @@ TEST(Tuner, SmallerChunksThatGainLittleAreNotTaken) {
 TEST(Tuner, OneMessageIsNotCutForATrial) {
   std::set<size_t> tried;
   settle(
-      all_reduce_of(8), [](const proof::Choice&) { return 1e-6; }, tried);
+      all_reduce_of(8), [](const prediction::Choice&) { return 1e-6; }, tried);
   EXPECT_LE(*tried.rbegin(), 8u);
 }
 
@@ -83,12 +83,12 @@ TEST(Tuner, TheFirstCallsAreNotHeldAgainstTheCandidateThatMakesThem) {
   std::set<size_t> tried;
   std::optional<schedules::ScheduleSpec> first;
   int calls = 0;
-  const auto cold = [&](const proof::Choice& choice) {
+  const auto cold = [&](const prediction::Choice& choice) {
     if (!first) first = choice.spec;
     ++calls;
     return calls <= 16 ? 9e-6 : choice.spec == *first ? 1e-6 : 2e-6;
   };
-  const proof::Choice found = settle(all_reduce_of(8), cold, tried);
+  const prediction::Choice found = settle(all_reduce_of(8), cold, tried);
   EXPECT_EQ(found.spec, *first);
   EXPECT_GT(calls, 16 + 15);  // another one was tried
   EXPECT_LE(calls, 100);      // from then on the shape is settled

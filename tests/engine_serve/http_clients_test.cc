@@ -97,8 +97,7 @@ TEST(Clients, AnIdleServerWithoutAQueueStillServes) {
 TEST(Clients, WhatIsAdmittedIsEveryChoice) {
   http::ApiRequest request;
   request.prompts.resize(2);
-  request.n = 2;
-  request.best_of = 3;
+  request.n = 3;
   request.sampling.max_tokens = 20;
   const WorkAhead work = http::work_of(request, {{1, 2, 3}, {4}}, true);
   EXPECT_EQ(work.choices, 6u);

@@ -119,37 +119,7 @@ TEST(Echo, AResumedStreamDoesNotRepeatThePrompt) {
   EXPECT_EQ(rest["logprobs"]["text_offset"][0], offsets[offsets.size() - 4]);
 }
 
-double mean(const json& choice) {
-  double sum = 0;
-  for (const json& value : choice["logprobs"]["token_logprobs"]) sum += value.get<double>();
-  return sum / static_cast<double>(choice["logprobs"]["token_logprobs"].size());
-}
-
-TEST(BestOf, TheLikeliestAreAnswered) {
-  Worker worker;
-  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
-  json body = request_body();
-  body["n"] = 5;
-  body["logprobs"] = 0;
-  std::vector<json> all = post_json(worker.port(), body)["choices"];
-  std::stable_sort(all.begin(), all.end(),
-                   [](const json& a, const json& b) { return mean(a) > mean(b); });
-  body["n"] = 2;
-  body["best_of"] = 5;
-  body.erase("logprobs");
-  for (const int port : {worker.port(), router->port()}) {
-    const json best = post_json(port, body);
-    ASSERT_EQ(best["choices"].size(), 2u);
-    for (size_t i = 0; i < 2; ++i) {
-      EXPECT_EQ(best["choices"][i]["index"], i);
-      EXPECT_EQ(best["choices"][i]["text"], all[i]["text"]);
-      EXPECT_TRUE(best["choices"][i]["logprobs"].is_null());
-    }
-    EXPECT_EQ(best["usage"]["completion_tokens"], 5 * 24);  // as many were made
-  }
-}
-
-TEST(BestOf, WhatItCannotBeIsRefusedByName) {
+TEST(Choices, WhatTheyCannotBeIsRefusedByName) {
   Worker worker;
   const auto refused = [&](const json& more, const char* name, const char* path) {
     json body = {{"max_tokens", 2}};
@@ -165,8 +135,6 @@ TEST(BestOf, WhatItCannotBeIsRefusedByName) {
     EXPECT_TRUE(absl::StrContains(result->body, name)) << result->body;
   };
   refused({{"n", 3}, {"best_of", 2}}, "best_of", "/v1/completions");
-  refused({{"best_of", 2}, {"stream", true}}, "best_of", "/v1/completions");
-  refused({{"best_of", 2}, {"echo", true}}, "best_of", "/v1/completions");
   refused({{"max_tokens", 0}}, "max_tokens", "/v1/completions");
   refused({{"top_logprobs", 2}}, "top_logprobs", "/v1/chat/completions");
 }

@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "engine/train/loss_curve.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/test.h"
 
@@ -95,37 +94,6 @@ TEST(Exposure, CountsEveryCallAndByteOfARun) {
     EXPECT_EQ(exposure->bytes, kSteps * bytes);
     EXPECT_LE(exposure->exposed_us, exposure->communication_us);
     EXPECT_GT(exposure->compute_us, 0);
-  }
-}
-
-TEST(LossCurve, DrawsEveryStepAndEscapesItsTitle) {
-  std::vector<LossPoint> points;
-  for (int step = 0; step < 50; ++step) points.push_back({step, 6.0 / (1 + step), 0});
-  points.back().held_out_bits = 1.5;
-  points.push_back({50, std::nan(""), 0});
-  const std::string svg = draw_loss_curve(points, "a < b & c");
-  const auto count = [&](std::string_view what) {
-    size_t found = 0;
-    for (size_t at = 0; (at = svg.find(what, at)) != std::string::npos; ++at) ++found;
-    return found;
-  };
-  EXPECT_EQ(svg.rfind("<svg ", 0), 0u);
-  EXPECT_EQ(count("class=\"dot\""), 50u);
-  EXPECT_EQ(count("class=\"mark\""), 1u);
-  EXPECT_EQ(count("class=\"mean\""), 1u);
-  EXPECT_EQ(count("a &lt; b &amp; c"), 1u);
-  EXPECT_EQ(count("1.500 bits/byte"), 1u);
-  EXPECT_EQ(count("nan"), 0u);
-  EXPECT_EQ(count("inf"), 0u);
-}
-
-TEST(LossCurve, DrawsNothingAtAllAndASinglePoint) {
-  for (const std::vector<LossPoint>& points :
-       {std::vector<LossPoint>{}, std::vector<LossPoint>{{7, 3.0, 0}}}) {
-    const std::string svg = draw_loss_curve(points, "few");
-    EXPECT_NE(svg.find("</svg>"), std::string::npos);
-    EXPECT_EQ(svg.find("nan"), std::string::npos);
-    EXPECT_EQ(svg.find("inf"), std::string::npos);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "collectives/executor/transfer_link.h"
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::collectives;
@@ -21,9 +21,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     if (slots->encode() != bytes) std::abort();
   }
-  if (const auto cost = proof::decode_cost_parameters(bytes); cost.ok()) {
+  if (const auto cost = prediction::decode_cost_parameters(bytes); cost.ok()) {
     const std::string encoded = encode(*cost);
-    const auto again = proof::decode_cost_parameters(encoded);
+    const auto again = prediction::decode_cost_parameters(encoded);
     if (!again.ok() || encode(*again) != encoded) std::abort();
     if (!(cost->gamma >= 0) || !(cost->local.alpha >= 0)) std::abort();
   }

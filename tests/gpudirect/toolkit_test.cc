@@ -176,20 +176,6 @@ static_assert(sizeof(BatchAttributes) == sizeof(CUmemcpyAttributes) &&
               offsetof(BatchAttributes, flags) == offsetof(CUmemcpyAttributes, flags) &&
               equal(kSourceInStreamOrder, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) &&
               equal(kPreferOverlapWithCompute, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE));
-static_assert(sizeof(BoxSide) == sizeof(CUmemcpy3DOperand) &&
-              offsetof(BoxSide, at) == offsetof(CUmemcpy3DOperand, op.ptr.ptr) &&
-              offsetof(BoxSide, pitch) == offsetof(CUmemcpy3DOperand, op.ptr.rowLength) &&
-              offsetof(BoxSide, height) == offsetof(CUmemcpy3DOperand, op.ptr.layerHeight) &&
-              offsetof(BoxSide, hint) == offsetof(CUmemcpy3DOperand, op.ptr.locHint) &&
-              equal(kBoxOfPointer, CU_MEMCPY_OPERAND_TYPE_POINTER));
-static_assert(sizeof(BoxCopy) == sizeof(CUDA_MEMCPY3D_BATCH_OP) &&
-              offsetof(BoxCopy, from) == offsetof(CUDA_MEMCPY3D_BATCH_OP, src) &&
-              offsetof(BoxCopy, to) == offsetof(CUDA_MEMCPY3D_BATCH_OP, dst) &&
-              offsetof(BoxCopy, width) == offsetof(CUDA_MEMCPY3D_BATCH_OP, extent.width) &&
-              offsetof(BoxCopy, height) == offsetof(CUDA_MEMCPY3D_BATCH_OP, extent.height) &&
-              offsetof(BoxCopy, depth) == offsetof(CUDA_MEMCPY3D_BATCH_OP, extent.depth) &&
-              offsetof(BoxCopy, source_order) == offsetof(CUDA_MEMCPY3D_BATCH_OP, srcAccessOrder) &&
-              offsetof(BoxCopy, flags) == offsetof(CUDA_MEMCPY3D_BATCH_OP, flags));
 static_assert(equal(kHostAllocDmaBuf, CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED));
 #endif
 

@@ -1,8 +1,8 @@
 // The vector loops against the plain ones: bit by bit, for every instruction set of this machine.
-#include "collectives/reduce/reduce.h"
 
 #include "collectives/reduce/instruction_sets.h"  // as reduce.cc does
 #include "hwy/highway.h"
+#include "tests/reduce/reference.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 

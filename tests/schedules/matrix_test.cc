@@ -1,9 +1,9 @@
 // Every schedule, proved: all collectives, algorithms and rank counts up to 64.
 #include <iostream>
 
-#include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 #include "tests/sanitized.h"
+#include "tests/schedules/verify.h"
 #include "tests/test.h"
 
 namespace baton::collectives::schedules {
@@ -65,7 +65,7 @@ TEST_P(Matrix, EveryAlgorithmIsProved) {
   // With two channels both are proved; the first is that of one channel.
   for (const bool ordered : {false, true}) {
     if (ordered && !reduces(GetParam())) continue;
-    for (const Algorithm algorithm : algorithms_for(GetParam())) {
+    for (const Algorithm algorithm : algorithms_for(GetParam(), ordered)) {
       prove_all(
           {.collective = GetParam(), .algorithm = algorithm, .channels = 2, .ordered = ordered});
     }

@@ -1,6 +1,6 @@
 // Broken schedules are refused, with an error that names the rank and the step.
-#include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
+#include "tests/schedules/verify.h"
 #include "tests/test.h"
 
 namespace baton::collectives::schedules {

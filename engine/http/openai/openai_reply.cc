@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -25,13 +23,6 @@ std::string dump(const json& value) {
 size_t characters_in(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
-double mean_logprob(const std::vector<serve::TokenChoice>& choices) {
-  if (choices.empty()) return -std::numeric_limits<double>::infinity();
-  double sum = 0;
-  for (const serve::TokenChoice& choice : choices) sum += choice.logprob;
-  return sum / static_cast<double>(choices.size());
 }
 
 std::string error_body(const char* type, json code, std::string_view message,
@@ -145,7 +136,7 @@ json ApiReply::usage() const {
   json details = json::object();
   for (size_t i = 0; i < choices_.size(); ++i) {
     const serve::RequestMetrics& metrics = choices_[i].metrics;
-    if (i % static_cast<size_t>(request_->best_of) == 0) {
+    if (i % static_cast<size_t>(request_->n) == 0) {
       prompt_tokens += metrics.prompt_tokens;
       cached += metrics.cached_tokens;
       loaded += metrics.loaded_tokens;
@@ -168,7 +159,7 @@ json ApiReply::usage() const {
 
 // Usage of one choice, as vLLM counts in its chunks. Cached tokens are known only at the end.
 json ApiReply::usage_so_far(size_t choice) const {
-  const size_t prompt = prompt_lengths_[choice / static_cast<size_t>(request_->best_of)];
+  const size_t prompt = prompt_lengths_[choice / static_cast<size_t>(request_->n)];
   const size_t output = choices_[choice].tokens + request_->resume_tokens.size();
   return {
       {"prompt_tokens", prompt}, {"completion_tokens", output}, {"total_tokens", prompt + output}};
@@ -235,7 +226,7 @@ size_t ApiReply::characters(const std::vector<serve::TokenChoice>& choices) cons
 }
 
 const std::string& ApiReply::prompt_of(size_t choice) const {
-  return request_->prompts[choice / static_cast<size_t>(request_->best_of)].text;
+  return request_->prompts[choice / static_cast<size_t>(request_->n)].text;
 }
 
 void ApiReply::note(Choice* choice, const serve::OutputEvent& event) {
@@ -310,31 +301,14 @@ void ApiReply::add(size_t index, const serve::OutputEvent& event) {
   note(&choice, event);
 }
 
-std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<double>& scores) {
-  const auto made = static_cast<size_t>(request.best_of);
-  std::vector<size_t> best(scores.size());
-  std::iota(best.begin(), best.end(), size_t{0});
-  if (request.best_of == request.n) return best;
-  std::vector<size_t> kept;
-  for (size_t prompt = 0; prompt < request.prompts.size(); ++prompt) {
-    const auto begin = best.begin() + static_cast<ptrdiff_t>(prompt * made);
-    std::stable_sort(begin, begin + static_cast<ptrdiff_t>(made),
-                     [&](size_t a, size_t b) { return scores[a] > scores[b]; });
-    kept.insert(kept.end(), begin, begin + request.n);
-  }
-  return kept;
-}
-
 std::string ApiReply::whole() const {
   json reply = envelope(request_->chat ? "chat.completion" : "text_completion");
   json list = json::array();
-  std::vector<double> scores;
-  for (const Choice& made : choices_) scores.push_back(mean_logprob(made.tokens_made));
-  for (const size_t i : best_choices(*request_, scores)) {
+  for (size_t i = 0; i < choices_.size(); ++i) {
     const Choice& made = choices_[i];
     std::vector<serve::TokenChoice> tokens = made.prompt;
     tokens.insert(tokens.end(), made.tokens_made.begin(), made.tokens_made.end());
-    json choice = {{"index", list.size()},
+    json choice = {{"index", i},
                    {"finish_reason", serve::finish_reason_name(made.reason)},
                    {"logprobs", logprobs_of(tokens, 0, !made.prompt.empty())}};
     if (request_->chat) {

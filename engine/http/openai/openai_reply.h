@@ -16,8 +16,8 @@
 
 namespace baton::engine::http {
 
-// Builds the reply to one request, from the events of its choices: choice i is sample i % best_of
-// of prompt i / best_of.
+// Builds the reply to one request, from the events of its choices: choice i is sample i % n of
+// prompt i / n.
 class ApiReply {
  public:
   // `tokenizer` must outlive the reply. `id`: what is unique about it, see
@@ -69,9 +69,6 @@ class ApiReply {
   std::optional<kvtransfer::KvTransfer> handed_over_;
   size_t unfinished_;
 };
-
-// Which of a request's choices are answered, in order: of each prompt the n with the best scores.
-std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<double>& scores);
 
 // {"error": {"message", "type", "param", "code"}}, OpenAI's shape, and the HTTP status that fits.
 // For an engine that has stopped for good the code is "engine_stopped" (engine/serve/liveness.h).

@@ -115,20 +115,6 @@ absl::Status read_stop(const json& body, serve::SamplingParams* sampling) {
   return absl::OkStatus();
 }
 
-absl::Status read_best_of(const json& body, ApiRequest* request) {
-  const auto best_of = int_field(body, "best_of", 1, kMaxChoices, request->n);
-  if (!best_of.ok()) return best_of.status();
-  if (*best_of == request->n) return absl::OkStatus();
-  if (*best_of < request->n) return absl::InvalidArgumentError("best_of must be at least n");
-  if (request->stream || request->echo) {
-    return absl::InvalidArgumentError(
-        "\"best_of\" above n goes with neither \"stream\" nor \"echo\"");
-  }
-  request->best_of = static_cast<int>(*best_of);
-  request->sampling.logprobs = std::max(0, request->sampling.logprobs);  // to compare them by
-  return absl::OkStatus();
-}
-
 // {"TOKEN": bias, ...}
 absl::Status read_logit_bias(const json& body, serve::SamplingParams* sampling) {
   const json& given = member(body, "logit_bias");
@@ -350,11 +336,16 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
     sampling.prompt_logprobs = request.echo && request.logprobs;
   }
   fields.integer("n", 1, static_cast<int64_t>(kMaxChoices), &request.n);
-  request.best_of = request.n;
-  if (!chat) fields.keep(read_best_of(body, &request));
+  int best_of = request.n;
+  if (!chat) fields.integer("best_of", 1, static_cast<int64_t>(kMaxChoices), &best_of);
+  if (best_of != request.n) {
+    fields.keep(absl::InvalidArgumentError(
+        "\"best_of\" other than \"n\" is not supported: ask for more choices with \"n\" and "
+        "\"logprobs\", and take the likeliest"));
+  }
   if (request.choices() > kMaxChoices) {
     fields.keep(absl::InvalidArgumentError(
-        absl::StrCat(request.prompts.size(), " prompts with n = ", request.best_of,
+        absl::StrCat(request.prompts.size(), " prompts with n = ", request.n,
                      " are too many choices; at most ", kMaxChoices, " may be")));
   }
   fields.number("min_p", 0, 1, &sampling.min_p);

@@ -51,7 +51,6 @@ struct ApiRequest {
   std::vector<ApiPrompt> prompts;    // at least one; of a chat, one, as render_chat() writes it
   std::vector<ApiMessage> messages;  // of a chat
   int n = 1;                         // choices per prompt
-  int best_of = 1;                   // as many are made, and the likeliest n answered; at least n
   bool echo = false;                 // the prompt is the beginning of the answer
   std::vector<int32_t> resume_tokens;
   std::string prefill_address;
@@ -60,8 +59,8 @@ struct ApiRequest {
   serve::SamplingParams sampling;  // a chat without a limit has INT32_MAX: to the context's end
   bool has_seed = false;
 
-  // What is computed: choice i is of prompt i / best_of.
-  size_t choices() const { return prompts.size() * static_cast<size_t>(best_of); }
+  // What is computed: choice i is of prompt i / n.
+  size_t choices() const { return prompts.size() * static_cast<size_t>(n); }
 };
 
 // Choices of one request, at most.

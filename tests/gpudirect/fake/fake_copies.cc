@@ -1,4 +1,4 @@
-// The fake's copies of many pieces: planes, batches of pieces and of boxes, whose pieces move in
+// The fake's copies of many pieces: planes and batches of pieces, whose pieces move in
 // any order.
 #include <algorithm>
 #include <cstring>
@@ -132,57 +132,11 @@ struct FakeCopyCalls {
     }
     return true;
   }
-
-  // What is wrong with a side of a box; null: nothing. A pitch or height of 0 is the box's own.
-  static const char* wrong_side(const BoxCopy& box, const BoxSide& side) {
-    if (side.type != kBoxOfPointer) return "a side is no pointer";
-    if (side.pitch != 0 && side.pitch < box.width) return "its rows overlap";
-    if (side.height != 0 && side.height < box.height) return "its layers overlap";
-    return nullptr;
-  }
-  static Result boxes(size_t count, BoxCopy* boxes, unsigned long long flags, Stream stream) {
-    const FakeCall call("cuMemcpy3DBatchAsync", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
-    if (count == 0 || count > kMostDescriptors) {
-      call.violate(Rule::kCopy, absl::StrFormat("%u descriptors", count));
-    }
-    if (flags != 0) {
-      call.violate(Rule::kCopy, "flags of the call, which has none");
-      return kInvalidValue;
-    }
-    std::vector<Copy> copies;
-    for (const BoxCopy& box : absl::MakeSpan(boxes, count)) {
-      const char* wrong = wrong_side(box, box.from);
-      if (wrong == nullptr) wrong = wrong_side(box, box.to);
-      if (box.width == 0 || box.height == 0 || box.depth == 0) wrong = "a box of no bytes";
-      if ((box.flags & ~kPreferOverlapWithCompute) != 0) wrong = "a box with unknown flags";
-      if (wrong != nullptr) {
-        call.violate(Rule::kCopy, wrong);
-        return kInvalidValue;
-      }
-      const size_t first = copies.size();
-      const auto place = [&](const BoxSide& side, size_t layer, size_t row) {
-        const size_t pitch = side.pitch != 0 ? side.pitch : box.width;
-        const size_t height = side.height != 0 ? side.height : box.height;
-        return side.at + (layer * height + row) * pitch;
-      };
-      for (size_t layer = 0; layer < box.depth; ++layer) {
-        for (size_t row = 0; row < box.height; ++row) {
-          copies.push_back({place(box.to, layer, row), place(box.from, layer, row), box.width});
-        }
-      }
-      if (!ordered(call, box.source_order, absl::MakeSpan(copies).subspan(first))) {
-        return kInvalidValue;
-      }
-    }
-    return put(call, stream, std::move(copies));
-  }
 };
 
 void add_fake_copy_calls(FakeEntries& out) {
   out["cuMemcpy2DAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::plane), 3020};
   out["cuMemcpyBatchAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::batch), 13000};
-  out["cuMemcpy3DBatchAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::boxes), 13000};
 }
 
 }  // namespace baton::gpudirect

@@ -101,7 +101,7 @@ void FakeDriver::look_for_hang(std::string_view call) {
 
 uint64_t FakeDriver::copies() {
   return calls_of("cuMemcpyAsync") + calls_of("cuMemcpy2DAsync") + calls_of("cuMemcpyBatchAsync") +
-         calls_of("cuMemcpy3DBatchAsync") + calls_of("cuLaunchKernel");
+         calls_of("cuLaunchKernel");
 }
 
 size_t FakeDriver::largest_copy() {

@@ -3,7 +3,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/baselines/nccl_times.h"
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "tests/gpudirect/machine/waiting.h"
@@ -82,26 +81,6 @@ absl::StatusOr<double> seconds(const std::string& sums, const CollectiveSizes& s
   return slowest;
 }
 
-Figure nccl_figure(const CollectiveSizes& sizes, const std::string& shape, double per_second) {
-  Figure figure{"NCCL all_reduce, a rank on each GPU", shape,
-                std::numeric_limits<double>::quiet_NaN(), "GB/s of the bus"};
-  const auto group = baselines::NcclGroup::create(sizes.ranks);
-  absl::Status status = group.status();
-  if (group.ok()) {
-    const baselines::Job job{.collective = "all_reduce",
-                             .algorithm = "default",
-                             .type = "f32",
-                             .op = "sum",
-                             .iterations = sizes.rounds,
-                             .warmup = kWarmUp};
-    const auto us = (*group)->times(job, sizes.bytes / sizeof(float));
-    status = us.status();
-    if (us.ok()) figure.value = per_second / base::median(*us) * 1e6;
-  }
-  if (!status.ok()) figure.shape = std::string(status.message());
-  return figure;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<Figure>> take_collective_figures(const CollectiveSizes& sizes) {
@@ -120,7 +99,6 @@ absl::StatusOr<std::vector<Figure>> take_collective_figures(const CollectiveSize
   }
   figures.push_back({"sums are chosen within 1.15 of the better way", shape,
                      took[2] / std::min(took[0], took[1]), "of it", 1.15, true});
-  figures.push_back(nccl_figure(sizes, shape, bus));
   return figures;
 }
 

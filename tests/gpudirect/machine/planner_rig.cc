@@ -24,12 +24,10 @@ double least(const std::vector<double>& values) {
                         : *std::min_element(values.begin(), values.end());
 }
 
-// Pages with gaps on the device, in a row on the host; with gaps of two sizes, which no copy of
-// rows has; or in planes of eight with a larger gap behind each.
-enum class Gaps : uint8_t { kEven, kUneven, kPlanes };
-constexpr size_t kPlane = 8;  // pages
+// Pages with gaps on the device, in a row on the host; or with gaps of two sizes, which no copy of
+// rows has.
+enum class Gaps : uint8_t { kEven, kUneven };
 size_t gaps_before(Gaps gaps, size_t page, size_t size) {
-  if (gaps == Gaps::kPlanes) return page * size / 2 + page / kPlane * (size / 4);
   return page * size + (gaps == Gaps::kEven || page % 2 == 0 ? 0 : size / 2);
 }
 std::vector<CopyPiece> pages_of(CopyRoute route, Gaps gaps, size_t size, size_t count,
@@ -105,12 +103,11 @@ absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
   if (!slab.ok()) return slab.status();
   if (!host.ok()) return host.status();
 
-  std::array<Regrets, 3> regrets;
+  std::array<Regrets, 2> regrets;
   for (const CopyRoute route : {CopyRoute::kToHost, CopyRoute::kToDevice}) {
     for (size_t size = 512; size <= (256 << 10); size *= 2) {
       for (size_t count = 1; count <= 2048 && size * count <= sizes.grid_bytes; count *= 2) {
-        for (const Gaps gaps : {Gaps::kUneven, Gaps::kEven, Gaps::kPlanes}) {
-          if (gaps == Gaps::kPlanes && count < 2 * kPlane) continue;
+        for (const Gaps gaps : {Gaps::kUneven, Gaps::kEven}) {
           const std::vector<CopyPiece> pieces =
               pages_of(route, gaps, size, count, (*slab)->span().data, (*host)->address());
           const auto regret = regret_of(device, stream, **copier, route, pieces);
@@ -129,7 +126,6 @@ absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
   return std::vector<Figure>{
       regrets[0].figure("planner within 1.10 of the best fixed way"),
       regrets[1].figure("planner within 1.10 of the best fixed way, uneven lists"),
-      regrets[2].figure("planner within 1.10 of the best fixed way, planes of rows"),
       {"planner's measurement", "", measured, "ms", 150, true}};
 }
 

@@ -91,7 +91,6 @@ absl::Status lists(FakeDriver& fake, const Driver& driver) {
   constexpr size_t kPieces = 24;
   constexpr size_t kPiece = 512;
   constexpr size_t kApart = 1024;
-  constexpr size_t kNear = 640;
   const auto device = Device::open(driver, 0);
   if (!device.ok()) return device.status();
   const auto launcher = Launcher::load(**device, FakeDriver::image());
@@ -108,8 +107,8 @@ absl::Status lists(FakeDriver& fake, const Driver& driver) {
   const DevicePointer here = (*pages)->address();
   absl::Status result;
   int seed = 0;
-  for (const CopyWay way : {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBoxes, CopyWay::kBatch,
-                            CopyWay::kPacked, CopyWay::kKernel}) {
+  for (const CopyWay way :
+       {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch, CopyWay::kPacked, CopyWay::kKernel}) {
     for (const CopyRoute route : {CopyRoute::kToDevice, CopyRoute::kOnDevice, CopyRoute::kToHost}) {
       const bool packs = way == CopyWay::kPacked;
       if (packs && route == CopyRoute::kOnDevice) continue;
@@ -126,9 +125,7 @@ absl::Status lists(FakeDriver& fake, const Driver& driver) {
       for (size_t i = 0; i < kPieces; ++i) {
         // What is packed lies in one row at the host.
         const size_t in_row = i * kPiece;
-        const size_t in_plane = i % kLeastPlane;  // of planes the rows are nearer to each other
-        const size_t apart =
-            way == CopyWay::kBoxes ? (i - in_plane) * kApart + in_plane * kNear : i * kApart;
+        const size_t apart = i * kApart;
         pieces.push_back(
             {from + (packs && up ? in_row : apart), to + (packs && !up ? in_row : apart), kPiece});
       }

@@ -66,7 +66,6 @@ const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemcpyAsync",
                                            "cuMemcpy2DAsync",
                                            "cuMemcpyBatchAsync",
-                                           "cuMemcpy3DBatchAsync",
                                            "cuLaunchKernel"};
 
 // A value that the call takes, and not where it leaves an answer or reads a list.

@@ -321,8 +321,8 @@ TEST_P(StagedOverlaps, EndAsOneOfThem) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Ways, StagedOverlaps,
-                         testing::Values(gpudirect::CopyWay::kBatch, gpudirect::CopyWay::kBoxes,
-                                         gpudirect::CopyWay::kPacked, gpudirect::CopyWay::kKernel),
+                         testing::Values(gpudirect::CopyWay::kBatch, gpudirect::CopyWay::kPacked,
+                                         gpudirect::CopyWay::kKernel),
                          [](const auto& each) {
                            std::string name(name_of(each.param));
                            std::replace(name.begin(), name.end(), ' ', '_');

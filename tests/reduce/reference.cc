@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "collectives/reduce/reduce.h"
+#include "tests/reduce/reference.h"
 
 namespace baton::collectives::reduce::reference {
 namespace {

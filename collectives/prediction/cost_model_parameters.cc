@@ -5,10 +5,10 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 #include "transport/base/wire.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
 namespace {
 
 constexpr uint32_t kMagic = 0x32504342;  // "BCP2"
@@ -89,4 +89,4 @@ absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes) {
   return parameters;
 }
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction

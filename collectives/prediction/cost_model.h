@@ -15,10 +15,32 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "collectives/proof/simulate.h"
 #include "collectives/schedules/schedule.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
+
+// What one kind of link costs.
+struct LinkCost {
+  double alpha = 5e-6;     // seconds per message
+  double beta = 1 / 10e9;  // seconds per byte, one direction
+  bool operator==(const LinkCost&) const = default;
+};
+
+// What a machine and its links cost. Seconds and bytes.
+struct CostParameters {
+  LinkCost local;           // between ranks of one node
+  LinkCost remote;          // between nodes
+  double gamma = 1 / 10e9;  // seconds per byte combined by one rank
+  double step = 0.5e-6;     // seconds of CPU per step of a program
+  // Where ranks share cores: seconds until each of them has done one step, which every `alpha` has
+  // in it once. 0: a rank has a core of its own.
+  double shared_step = 0;
+  uint32_t node_size = 1;  // ranks [k * node_size, ...) are on one node: `local` links
+  // Bytes on local links are moved by the ranks' own cores (shared memory, loopback), which have no
+  // time for anything else meanwhile. Not measured: known from the kind of link.
+  bool cores_move_local = false;
+  bool operator==(const CostParameters&) const = default;
+};
 
 // How a call is run: everything that is chosen.
 struct Choice {
@@ -94,4 +116,4 @@ inline constexpr size_t kEncodedCostBytes = 64;
 std::string encode(const CostParameters& parameters);
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "collectives/proof/verify.h"
-#include "collectives/proof/verify_values.h"
 #include "collectives/schedules/schedule.h"
+#include "tests/schedules/verify.h"
+#include "tests/schedules/verify_values.h"
 
 namespace baton::collectives::proof::symbolic {
 

@@ -6,12 +6,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "collectives/proof/simulate.h"
-#include "collectives/proof/simulate_engine.h"
+#include "collectives/prediction/cost_model.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
 
-// How often something costs each of the things in Spent; bytes are counted in parts.
+// What time is spent on.
+enum Spent : int { kLocalAlpha, kRemoteAlpha, kLocalBytes, kRemoteBytes, kCombinedBytes, kSteps };
+inline constexpr int kSpentKinds = 6;
+
+// How often something costs each of these; bytes are counted in parts.
 using Amounts = std::array<double, kSpentKinds>;
 
 // The shape of one piece.
@@ -38,9 +41,9 @@ struct PieceSeconds {
 };
 PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, double part_bytes);
 
-// Counts a shape by running one piece with costs that are always the same, so that all ranks count
-// alike. Schedules of very many steps are sampled: there a chain is what a single rank goes
-// through. `node_size` says which links are local, whatever the spec says.
+// Counts a shape from the programs of all ranks, under costs that are always the same, so that all
+// ranks count alike. Schedules of very many steps are sampled: there a chain is what a single rank
+// goes through. `node_size` says which links are local, whatever the spec says.
 absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, uint32_t node_size);
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction

@@ -1,5 +1,5 @@
 // The checks of a symbolic run: before a step, for a combination, and at the end.
-#include "collectives/proof/verify_run.h"
+#include "tests/schedules/verify_run.h"
 
 #include <algorithm>
 

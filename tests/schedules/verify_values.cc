@@ -1,5 +1,5 @@
 // Symbolic values: sets of contributors, or fingerprints of them.
-#include "collectives/proof/verify_values.h"
+#include "tests/schedules/verify_values.h"
 
 #include <algorithm>
 

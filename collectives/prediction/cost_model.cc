@@ -1,5 +1,5 @@
 // The cost model: predicting every candidate of a call, and choosing the fastest.
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
-#include "collectives/proof/cost_model_shape.h"
+#include "collectives/prediction/cost_model_shape.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
 
 using schedules::ScheduleSpec;
 
@@ -144,7 +144,7 @@ absl::StatusOr<double> CostModel::predict(const CallShape& call, const Choice& c
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                                                           const Override& fixed) const {
   if (absl::Status status = check(call); !status.ok()) return status;
-  std::vector<Algorithm> algorithms = schedules::algorithms_for(call.collective);
+  std::vector<Algorithm> algorithms = schedules::algorithms_for(call.collective, call.ordered);
   if (fixed.has_algorithm) algorithms = {fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(
@@ -222,4 +222,4 @@ absl::StatusOr<Choice> CostModel::choose(const CallShape& call, const Override& 
   return all->front();
 }
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction

@@ -1,5 +1,5 @@
 // The steps of a symbolic run.
-#include "collectives/proof/verify_run.h"
+#include "tests/schedules/verify_run.h"
 
 #include <algorithm>
 #include <utility>

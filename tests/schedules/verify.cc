@@ -1,7 +1,7 @@
 // The verifier's front: each channel of a schedule, with separate buffers and in place.
-#include "collectives/proof/verify.h"
+#include "tests/schedules/verify.h"
 
-#include "collectives/proof/verify_run.h"
+#include "tests/schedules/verify_run.h"
 
 namespace baton::collectives::proof {
 

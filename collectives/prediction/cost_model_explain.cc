@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "collectives/proof/cost_model.h"
+#include "collectives/prediction/cost_model.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
 namespace {
 
 std::string size_text(size_t bytes) {
@@ -45,4 +45,4 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
   return out;
 }
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction

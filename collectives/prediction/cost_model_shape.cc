@@ -1,11 +1,13 @@
 // Counting the shape of a schedule.
-#include "collectives/proof/cost_model_shape.h"
+#include "collectives/prediction/cost_model_shape.h"
 
 #include <algorithm>
+#include <queue>
+#include <utility>
 
-#include "collectives/proof/simulate_programs.h"
+#include "absl/container/flat_hash_map.h"
 
-namespace baton::collectives::proof {
+namespace baton::collectives::prediction {
 
 using schedules::Program;
 using schedules::Step;
@@ -15,20 +17,9 @@ namespace {
 // Above this many steps of all ranks together, or of one, ranks are sampled. Long programs are
 // those in which all ranks do alike, round by round; trees, where a single rank tells little, are
 // short.
-constexpr size_t kMostSimulatedSteps = 60'000;
+constexpr size_t kMostSteps = 60'000;
 constexpr size_t kMostStepsOfARank = 128;
 constexpr uint32_t kSampledRanks = 16;
-
-// Seconds that remember what they were spent on.
-struct Instant {
-  double seconds = 0;
-  std::array<float, kSpentKinds> amounts{};
-};
-void spend(Instant& instant, Spent what, double amount, double seconds) {
-  instant.seconds += seconds;
-  instant.amounts[what] += static_cast<float>(amount);
-}
-double seconds_of(const Instant& instant) { return instant.seconds; }
 
 // Costs under which different chains become the longest: messages that are all latency, and
 // messages that are all bandwidth.
@@ -41,7 +32,7 @@ CostParameters reference_cost(uint32_t node_size) {
   cost.node_size = node_size;
   return cost;
 }
-constexpr size_t kReferencePartBytes[] = {16, 1 << 20};
+constexpr double kReferencePartBytes[] = {16, 1 << 20};
 
 double seconds(const Amounts& amounts, const CostParameters& cost, double part_bytes) {
   return amounts[kLocalAlpha] * cost.local.alpha + amounts[kRemoteAlpha] * cost.remote.alpha +
@@ -126,33 +117,93 @@ void keep(std::vector<Amounts>& kept, const Amounts& amounts) {
   kept.push_back(amounts);
 }
 
-Amounts in_parts(const Instant& instant, size_t part_bytes) {
-  Amounts amounts;
-  std::copy(instant.amounts.begin(), instant.amounts.end(), amounts.begin());
-  for (Spent what : {kLocalBytes, kRemoteBytes, kCombinedBytes}) {
-    amounts[what] /= static_cast<double>(part_bytes);
-  }
-  return amounts;
-}
+// A moment, and what the time until then was spent on.
+struct Instant {
+  double seconds = 0;
+  Amounts amounts{};
+};
 
-absl::Status count_chains(const schedules::ScheduleSpec& spec, const ProgramSource& program,
-                          uint32_t node_size, ScheduleShape& shape) {
-  // Channels are variants of each other: the first tells how long one takes.
-  absl::StatusOr<SimulatedPrograms> programs = read_programs(spec, program, 1);
-  if (!programs.ok()) return programs.status();
-  SimulateOptions options;
-  options.cost = reference_cost(node_size);
-  options.lanes = 1;
-  for (size_t part_bytes : kReferencePartBytes) {
-    options.piece_bytes = part_bytes * shape.parts;
-    options.bytes = 2 * options.piece_bytes;
-    SimulateEngine<Instant> engine(*programs, options);
-    if (absl::Status status = engine.run(); !status.ok()) return status;
-    keep(shape.chains, in_parts(engine.piece_done(0), part_bytes));
-    keep(shape.chains_of_two, in_parts(engine.piece_done(1), part_bytes));
+// All ranks' programs, one piece after the other: a rank waits for the messages that it receives,
+// and a message for those that left its sender before it. What else holds ranks up, loads tell.
+class Timing {
+ public:
+  Timing(const std::vector<Program>& programs, const CostParameters& cost, double part_bytes)
+      : programs_(programs), cost_(cost), part_bytes_(part_bytes), ranks_(programs.size()) {}
+
+  // When the last rank is done with each of two pieces.
+  std::array<Instant, 2> run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+        while (advance(rank)) moved = true;
+      }
+    }
+    return done_;
   }
-  return absl::OkStatus();
-}
+
+ private:
+  struct Rank {
+    size_t step = 0, piece = 0;
+    Instant now, port;  // when it has sent everything that it has posted
+  };
+
+  void spend(Instant& instant, Spent what, double amount) const {
+    const double each[kSpentKinds] = {cost_.local.alpha,
+                                      cost_.remote.alpha,
+                                      cost_.local.beta * part_bytes_,
+                                      cost_.remote.beta * part_bytes_,
+                                      cost_.gamma * part_bytes_,
+                                      cost_.step};
+    instant.seconds += amount * each[what];
+    instant.amounts[what] += amount;
+  }
+  static void wait_for(Instant& instant, const Instant& other) {
+    if (other.seconds > instant.seconds) instant = other;
+  }
+
+  // False: the rank waits for a message, or is done.
+  bool advance(uint32_t number) {
+    Rank& rank = ranks_[number];
+    if (rank.piece == done_.size()) return false;
+    const std::vector<Step>& steps = programs_[number].steps;
+    if (rank.step == steps.size()) {
+      wait_for(done_[rank.piece], rank.now);
+      wait_for(done_[rank.piece++], rank.port);
+      rank.step = 0;
+      return true;
+    }
+    const Step& step = steps[rank.step];
+    const bool local = number / cost_.node_size == step.peer / cost_.node_size;
+    if (step.kind == Step::Kind::kSend) {
+      spend(rank.now, kSteps, 1);
+      wait_for(rank.port, rank.now);
+      spend(rank.port, local ? kLocalBytes : kRemoteBytes, step.parts);
+      Instant there = rank.port;
+      spend(there, local ? kLocalAlpha : kRemoteAlpha, 1);
+      messages_[{number, step.peer}].push(there);
+    } else if (step.kind == Step::Kind::kReceive || step.kind == Step::Kind::kReceiveReduce) {
+      std::queue<Instant>& messages = messages_[{step.peer, number}];
+      if (messages.empty()) return false;
+      wait_for(rank.now, messages.front());
+      messages.pop();
+      spend(rank.now, kSteps, 1);
+      if (step.kind == Step::Kind::kReceiveReduce) spend(rank.now, kCombinedBytes, step.parts);
+    } else {
+      const bool folds = step.kind == Step::Kind::kFold;
+      spend(rank.now, kSteps, 1);
+      spend(rank.now, kCombinedBytes, folds ? static_cast<double>(ranks_.size() - 1) : step.parts);
+    }
+    ++rank.step;
+    return true;
+  }
+
+  const std::vector<Program>& programs_;
+  const CostParameters cost_;
+  const double part_bytes_;
+  std::vector<Rank> ranks_;
+  absl::flat_hash_map<std::pair<uint32_t, uint32_t>, std::queue<Instant>> messages_;
+  std::array<Instant, 2> done_;
+};
 
 bool same(const Program& a, const Program& b) {
   auto same_step = [](const Step& x, const Step& y) {
@@ -205,8 +256,9 @@ absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, u
   absl::StatusOr<Program> middle = schedules::write_program(spec, spec.ranks / 2);
   if (!middle.ok()) return middle.status();
   const size_t steps = std::max(first->steps.size(), middle->steps.size());
-  const bool sampled = steps > kMostStepsOfARank || steps * spec.ranks > kMostSimulatedSteps;
+  const bool sampled = steps > kMostStepsOfARank || steps * spec.ranks > kMostSteps;
 
+  std::vector<Program> programs;  // of the first channel, which tells how long one takes
   const uint32_t stride = sampled ? std::max(1u, spec.ranks / kSampledRanks) : 1;
   uint32_t counted = 0;
   for (uint32_t rank = 0; rank < spec.ranks; rank += stride) {
@@ -226,20 +278,22 @@ absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, u
     keep(shape.loads, load.load());
     keep(shape.received, load.received());
     shape.mean_steps += (load.load()[kSteps] - shape.mean_steps) / ++counted;
-    if (!sampled) continue;
+    if (!sampled) {
+      programs.push_back(*std::move(first_channel));
+      continue;
+    }
     Amounts chain = load.chain();
     keep(shape.chains, chain);
     for (double& amount : chain) amount *= 2;
     keep(shape.chains_of_two, chain);
   }
   if (sampled) return shape;
-  const ProgramSource program = [&spec](uint32_t rank, uint32_t channel) {
-    return write_program(spec, rank, channel);
-  };
-  if (absl::Status status = count_chains(spec, program, node_size, shape); !status.ok()) {
-    return status;
+  for (const double part_bytes : kReferencePartBytes) {
+    const auto [one, two] = Timing(programs, reference_cost(node_size), part_bytes).run();
+    keep(shape.chains, one.amounts);
+    keep(shape.chains_of_two, two.amounts);
   }
   return shape;
 }
 
-}  // namespace baton::collectives::proof
+}  // namespace baton::collectives::prediction
