@@ -15,6 +15,7 @@ namespace {
 
 using kvtransfer::AgentListId;
 using kvtransfer::AgentTransferId;
+using kvtransfer::KvRequestId;
 using kvtransfer::KvRun;
 using nlohmann::json;
 
@@ -116,7 +117,8 @@ class CacheMover::Blocks : public Kept {
     computed_tokens.assign(computed_tokens.size(), 0);
     blocks.clear();
   }
-  std::shared_ptr<Outgoing> show(const std::shared_ptr<const Reader>& reader, bool there) override;
+  std::shared_ptr<Outgoing> show(const std::shared_ptr<const Reader>& reader, bool there,
+                                 const json& want) override;
 
   CacheMover& mover;
   const size_t tokens;  // of the prompt
@@ -206,7 +208,7 @@ class CacheMover::Copies : public Outgoing {
 };
 
 std::shared_ptr<CacheMover::Outgoing> CacheMover::Blocks::show(
-    const std::shared_ptr<const Reader>& reader, bool there) {
+    const std::shared_ptr<const Reader>& reader, bool there, const json& /*want*/) {
   const ForeignLayout& layout = static_cast<const ReadersCache&>(*reader).layout;
   for (const std::shared_ptr<Copies>& made : copies_) {
     if (made->layout == layout) return made;
@@ -471,7 +473,8 @@ absl::Status CacheMover::Into::take(const Part& part) {
 }
 
 absl::StatusOr<std::unique_ptr<CacheMover::Incoming>> CacheMover::begin(std::vector<KvRun> runs,
-                                                                        size_t /*sources*/) {
+                                                                        size_t /*sources*/,
+                                                                        KvRequestId /*id*/) {
   return std::make_unique<Into>(*this, std::move(runs[0]));
 }
 

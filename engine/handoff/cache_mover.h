@@ -50,7 +50,8 @@ class CacheMover : public kvtransfer::session::KvMover {
                                                 std::shared_ptr<Source> source,
                                                 const std::shared_ptr<Source>& before) override;
   absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<kvtransfer::KvRun> runs,
-                                                  size_t sources) override;
+                                                  size_t sources,
+                                                  kvtransfer::KvRequestId id) override;
 
  private:
   struct TheirCache;
