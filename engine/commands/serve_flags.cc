@@ -302,9 +302,6 @@ absl::Status check_device(const ServeFlags& flags) {
   if (flags.ranks.size > 1) {
     return refuse("tensor-parallel ranks compute on the CPU: leave out --tensor-parallel-size");
   }
-  if (!flags.kv_agent.empty()) {
-    return refuse("KV of a device cannot be handed over by name yet: leave out --kv-agent");
-  }
   return absl::OkStatus();
 }
 
@@ -319,10 +316,6 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("--kv-agent is for servers that compute: leave it out here");
-  }
-  if (!flags.kv_agent.empty() && flags.ranks.size > 1) {
-    return absl::InvalidArgumentError(
-        "--kv-agent needs a model in one rank: leave out --kv-agent or --tensor-parallel-size");
   }
   for (const CLI::Option* option : of_router) {
     if (option->count() == 0) continue;

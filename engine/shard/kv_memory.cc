@@ -1,4 +1,4 @@
-// Allocating a KV cache, and how peers are told what lies in it.
+// Allocating a KV cache.
 #include <cerrno>
 #include <cstring>
 
@@ -8,31 +8,8 @@
 #include "transport/base/limits/refusals.h"
 
 namespace baton::engine::shard {
-namespace {
 
-kvtransfer::KvLayout layout_of(const Model& model, uint32_t blocks, bool on_device) {
-  const KvGeometry geometry = model.kv_geometry();
-  const auto heads = static_cast<uint32_t>(geometry.kv_heads);
-  kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys(
-      {.layers = static_cast<uint32_t>(geometry.layers),
-       .blocks = blocks,
-       .block_tokens = static_cast<uint32_t>(geometry.block_tokens),
-       .total_heads = static_cast<uint32_t>(model.config().num_kv_heads),
-       .first_head = heads * static_cast<uint32_t>(model.shard().rank),
-       .heads = heads,
-       .head_size = static_cast<uint32_t>(geometry.head_dim),
-       .dtype = kvtransfer::KvDtype::kBfloat16});
-  layout.model.weights = model.fingerprint();
-  for (kvtransfer::KvBuffer& buffer : layout.buffers) {
-    if (on_device) buffer.device = kvtransfer::KvDevice::kCuda;
-  }
-  return layout;
-}
-
-}  // namespace
-
-absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
-                                        kvtransfer::KvConnector* connector, ModelRunner* runner) {
+absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks, ModelRunner* runner) {
   KvMemory memory;
   const KvGeometry geometry = model.kv_geometry();
   const auto fewer = [&](const absl::Status& why) {
@@ -45,18 +22,7 @@ absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
     if (!of_device.ok()) return of_device.status();
     base = *of_device;
   }
-  if (base != nullptr) {
-    if (connector != nullptr) {
-      absl::Status status =
-          connector->register_cache(layout_of(model, blocks, true), absl::MakeConstSpan(&base, 1));
-      if (!status.ok()) return status;
-    }
-  } else if (connector != nullptr) {
-    absl::StatusOr<void*> shared = connector->allocate_cache(layout_of(model, blocks, false));
-    if (absl::IsResourceExhausted(shared.status())) return fewer(shared.status());
-    if (!shared.ok()) return shared.status();
-    base = *shared;
-  } else {
+  if (base == nullptr) {
     const size_t bytes = (geometry.cache_bytes(blocks) + 4095) / 4096 * 4096;
     absl::Status fits = base::memory_fits("a KV cache", bytes);
     if (!fits.ok()) return fewer(fits);

@@ -12,7 +12,6 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/model_runner.h"
-#include "kvtransfer/kv_connector.h"
 
 namespace baton::engine::shard {
 
@@ -32,14 +31,12 @@ struct StepLimits {
   }
 };
 
-// The memory of a KV cache: a device's, or the connector's, which peers reach, or without one our
-// own.
+// The memory of a KV cache: a device's, or our own.
 class KvMemory {
  public:
-  // `connector` may be null; else it must outlive this object. `runner`, if given, says whether the
-  // memory is a device's. ResourceExhausted: there is not so much memory.
+  // `runner`, if given, says whether the memory is a device's. ResourceExhausted: there is not so
+  // much memory.
   static absl::StatusOr<KvMemory> make(const Model& model, uint32_t blocks,
-                                       kvtransfer::KvConnector* connector,
                                        ModelRunner* runner = nullptr);
   KvCache& cache() { return *cache_; }
 
