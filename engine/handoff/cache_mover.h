@@ -1,7 +1,8 @@
 // This engine's blocks for a session. Between two caches of this make they are read where they lie,
 // into where they belong. Others are converted: into the asking reader's layout at prefill, out of
 // the other engine's layout at decode, through staging memory on this side; what is sent is what
-// was converted, and its checksum is of that. Of several ranks each moves its own heads.
+// was converted, and its checksum is of that. A reader that wants to be written to is, by a plan
+// between the two caches, whatever they look like. Of several ranks each moves its own heads.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/kv_plan.h"
+#include "kvtransfer/session/direct_mover.h"
 #include "kvtransfer/session/kv_mover.h"
 #include "transport/timeline.h"
 
@@ -37,15 +39,7 @@ class CacheMover : public kvtransfer::session::KvMover {
   // session's close(). `device`: the one whose memory the cache is; none: the host.
   CacheMover(const KvCache& cache, std::optional<int> device, kvtransfer::KvWorker me,
              kvtransfer::Agent& agent, Staging& staging, Identity identity,
-             Timeline* timeline = nullptr)
-      : cache_(cache),
-        device_(device),
-        me_(me),
-        own_(ForeignLayout::own(cache.geometry(), me.ranks, me.rank)),
-        agent_(agent),
-        staging_(staging),
-        identity_(std::move(identity)),
-        timeline_(timeline) {}
+             Timeline* timeline = nullptr);
 
   size_t layers() const override { return own_.layers.size(); }
   absl::StatusOr<std::shared_ptr<const Reader>> meet(const std::string& reader,
@@ -54,6 +48,7 @@ class CacheMover : public kvtransfer::session::KvMover {
               const absl::StatusOr<std::shared_ptr<const Reader>>& reader) override;
   std::unique_ptr<Kept> keep(size_t tokens) override;
   Json about() const override;
+  Json about_blocks() const override;
   absl::StatusOr<std::vector<kvtransfer::KvRun>> runs_of(
       const kvtransfer::KvLoad& load) const override;
   absl::StatusOr<std::shared_ptr<Source>> understand(const Json& layout) override;
@@ -71,7 +66,21 @@ class CacheMover : public kvtransfer::session::KvMover {
   class Blocks;
   class Shown;
   class Copies;
+  class Written;
   class Into;
+
+  // Of all caches of this make, where a plan compares them: layout_in() has compared the models.
+  static constexpr const char* kOwnWeights = "baton";
+  static size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
+    return (tokens + layout.block_tokens - 1) / layout.block_tokens;
+  }
+  // CRC-32, as zlib's.
+  static uint32_t block_checksum(const std::byte* block, size_t bytes);
+  // Of the worker agent/k in an engine of `ranks`.
+  static uint32_t rank_of(const std::string& agent, uint32_t ranks);
+  static uint32_t ranks_in(const Json& message) {
+    return message.value("ranks", Json(1)).get<uint32_t>();
+  }
 
   // How the cache of a peer lies, as it says. An error that names what does not fit: another model,
   // or a cache that blocks of ours cannot be made for.
@@ -102,6 +111,7 @@ class CacheMover : public kvtransfer::session::KvMover {
   Staging& staging_;
   const Identity identity_;
   Timeline* const timeline_;  // gets a span "transfer" for each read; may be null
+  std::unique_ptr<KvMover> direct_;  // writes into others' caches
   std::map<size_t, kvtransfer::AgentListId> pieces_;  // of the staging memory, by their bytes
   std::map<uint32_t, kvtransfer::AgentListId> rows_;  // of the cache, by the first of their heads
   std::vector<uint32_t> numbers_;                     // from 0, for with_blocks()

@@ -35,13 +35,15 @@ class HandOff : public kvtransfer::KvSession {
   static absl::StatusOr<std::unique_ptr<HandOff>> create(HandOffOptions options);
   ~HandOff() override { close(); }  // before the staging memory goes
   // The engine's cache, before all else. `device`: the one whose memory it is; none: the host.
-  absl::Status use_cache(const KvCache& cache, std::optional<int> device = std::nullopt) {
-    return use_cache_(*this, cache, device);
+  // `file`: what it maps, as Agent::register_mapped() wants it; -1: none.
+  absl::Status use_cache(const KvCache& cache, std::optional<int> device = std::nullopt,
+                         int file = -1) {
+    return use_cache_(*this, cache, device, file);
   }
 
  private:
   // By its address, so that an engine that hands nothing over links without this library.
-  using UseCache = absl::Status (*)(HandOff&, const KvCache&, std::optional<int>);
+  using UseCache = absl::Status (*)(HandOff&, const KvCache&, std::optional<int>, int file);
   HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging,
           UseCache how)
       : KvSession(std::move(session)),
@@ -49,7 +51,7 @@ class HandOff : public kvtransfer::KvSession {
         staging_(std::move(staging)),
         use_cache_(how) {}
   static absl::Status use_cache_of(HandOff& hand_off, const KvCache& cache,
-                                   std::optional<int> device);
+                                   std::optional<int> device, int file);
 
   const HandOffOptions options_;
   const std::unique_ptr<Staging> staging_;

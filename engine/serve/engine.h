@@ -58,6 +58,7 @@ struct EngineOptions {
   // with hand_over, remote_prefill or prefill_address; null: these are refused, or computed here.
   // Of rank 0, where there are several, all of which have one. It must outlive the engine.
   handoff::HandOff* hand_off = nullptr;
+  bool push = false;  // prefill writes KV into our blocks; else we read it out of prefill's
   bool serialize_sends = false;  // nothing is sent before all is computed: for comparison
   KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and

@@ -15,7 +15,8 @@ constexpr Time kTick = std::chrono::milliseconds(1);
 
 absl::Status Engine::start_sessions() {
   if (options_.hand_off == nullptr) return absl::OkStatus();
-  const absl::Status used = options_.hand_off->use_cache(memory_->cache(), runner_->device());
+  const absl::Status used = 
+      options_.hand_off->use_cache(memory_->cache(), runner_->device(), memory_->file());
   if (!used.ok()) return used;
   const auto layers = static_cast<uint32_t>(model_.config().num_layers);
   sessions_.emplace(*options_.hand_off, options_.leader, layers);
@@ -28,7 +29,8 @@ absl::Status Engine::start_sessions() {
                                    .timeout = options_.load_timeout,
                                    .silence = options_.load_silence,
                                    .ranks = static_cast<uint32_t>(model_.shard().ranks),
-                                   .by_name = true},
+                                   .by_name = true,
+                                   .push = options_.push},
                  *sessions_, blocks_);
   scheduler_.use_sessions(*sessions_, *loads_);
   hook_.use_sessions(*sessions_);

@@ -51,6 +51,7 @@ struct KvCall {
   uint32_t first_token = 0;         // kStartLoad, as those of KvLoad
   std::vector<uint32_t> blocks;     // which have the same numbers at all ranks
   Time timeout{}, silence{};
+  bool push = false;
   absl::Status why;  // kFail
 
   static void fields(auto& wire, auto& m) {
@@ -61,7 +62,7 @@ struct KvCall {
     wire(m.transfer.transfer, m.tokens);
     if (m.kind == KvCallKind::kOpen) return;
     wire(m.transfer.agent, m.transfer.address, m.transfer.finished, m.transfer.ranks, m.workers,
-         m.first_token, m.blocks, m.timeout, m.silence);
+         m.first_token, m.blocks, m.timeout, m.silence, m.push);
   }
 };
 

@@ -15,7 +15,8 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
     return absl::InvalidArgumentError("a follower is not rank 0, and has its own rank's part");
   }
   std::unique_ptr<Follower> follower(new Follower(group, model, options));
-  absl::StatusOr<KvMemory> memory = KvMemory::make(model, options.limits.blocks);
+  absl::StatusOr<KvMemory> memory = 
+      KvMemory::make(model, options.limits.blocks, nullptr, options.session != nullptr);
   if (!memory.ok()) return memory.status();
   follower->memory_ = *std::move(memory);
   absl::StatusOr<Workspace> workspace =
@@ -25,10 +26,9 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
   follower->logits_.resize(options.limits.max_sequences * size_t(model.config().vocab_size));
   std::string address;
   if (options.session != nullptr) {
-    if (absl::Status status = options.session->use_cache(follower->memory_->cache());
-        !status.ok()) {
-      return status;
-    }
+    const absl::Status used = options.session->use_cache(follower->memory_->cache(), std::nullopt,
+                                                         follower->memory_->file());
+    if (!used.ok()) return used;
     follower->session_ = options.session;
     follower->kv_.emplace(*options.session, static_cast<uint32_t>(model.config().num_layers));
     address = options.session->agent()->address();

@@ -27,6 +27,7 @@ void KvFollower::make(const KvCall& call) {
     load.blocks = call.blocks;
     load.timeout = call.timeout;
     load.silence = call.silence;
+    load.push = call.push;
     FollowedLoad& followed = loads_[call.id];
     followed.number = call.id;
     const absl::Status status = session_.start_load(std::move(load));

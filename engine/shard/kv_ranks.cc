@@ -78,6 +78,7 @@ absl::Status KvRanks::start_load(kvtransfer::KvLoad load) {
   call.blocks = load.blocks;
   call.timeout = load.timeout;
   call.silence = load.silence;
+  call.push = load.push;
   if (absl::Status status = own_.start_load(std::move(load)); !status.ok()) return status;
   loads_->start(call.id, call.id);
   leader_->call(std::move(call));

@@ -703,7 +703,7 @@ absl::Status Into::wrote(size_t from, const json& parts) {
     }
     const auto sums = part.at(2).get<std::vector<int64_t>>();
     const Passage& one = source.routes->passages[layer];
-    if (one.sums.has_value()) {
+    if (one.sums.has_value() && !sums.empty()) {  // prefill may take none
       absl::Status good = check(one, layer, tokens, sums, 0);
       if (!good.ok()) return good;
     }
@@ -794,6 +794,13 @@ class DirectMover : public KvMover {
       auto theirs = layers_in(want, want);
       if (!theirs.ok()) return theirs.status();
       out->layers = *std::move(theirs);
+    }
+    const json model = cache_.said.value("model", json());
+    if (model.is_string() && model != "" && want.value("model", json()) == model) {
+      // One of another make names its checkpoint as we do.
+      for (Layer& layer : out->layers) {
+        layer.placement.layout.model = cache_.layers[0].placement.layout.model;
+      }
     }
     if (!out->checks) return out;
     const KvWorker& me = cache_.worker;

@@ -245,7 +245,7 @@ void Sends::close() {
 }
 
 // Learns how to reach a reader, and how its cache is laid out.
-Sends::Reader Sends::meet(const std::string& sender, const json& message) {
+absl::StatusOr<Sends::Reader> Sends::meet(const std::string& sender, const json& message) {
   const std::string metadata = message.at("metadata").get<std::string>();
   core_.agent->add_remote(absl::HexStringToBytes(metadata)).status().IgnoreError();
   std::erase_if(readers_, [&](const auto& other) {
@@ -270,13 +270,14 @@ Sends::Reader Sends::meet(const std::string& sender, const json& message) {
   json layout = core_.mover->layout(message, reader);
   layout["kind"] = "layout";
   core_.tell(sender, layout).IgnoreError();
-  return readers_[sender] = reader.value_or(nullptr);
+  readers_.insert_or_assign(sender, reader);
+  return reader;
 }
 
 void Sends::wanted(const std::string& sender, const json& message) {
   const auto known = readers_.find(sender);
   const bool first = known == readers_.end() || message.value("first", json()) == true;
-  const Reader reader = first ? meet(sender, message) : known->second;
+  const absl::StatusOr<Reader> reader = first ? meet(sender, message) : known->second;
   if (!first && message.value("push", json()) == true && message.contains("metadata")) {
     // It may have been met as one that reads, whose memory is not known.
     core_.agent->add_remote(absl::HexStringToBytes(message["metadata"].get<std::string>()))
@@ -284,11 +285,17 @@ void Sends::wanted(const std::string& sender, const json& message) {
         .IgnoreError();
   }
   const std::string transfer = message.at("transfer").get<std::string>();
-  if (reader == nullptr) {
+  const bool sure = message.value("sure", json()) == true;
+  if (!reader.ok()) {
+    const std::lock_guard lock(mutex_);
+    // Its done counts, even before the request comes.
+    if (!sure && awaited_ < kMostAwaited) entry(transfer);
     if (message.value("hears", json()) != true) return;
     core_
-        .tell(sender, gone(transfer, absl::FailedPreconditionError(
-                                         "prefill cannot read what decode says of its cache")))
+        .tell(sender,
+              gone(transfer, absl::FailedPreconditionError(absl::StrCat(
+                                 "prefill cannot read what decode says of its cache: ",
+                                 reader.status().message()))))
         .IgnoreError();
     return;
   }
@@ -296,9 +303,9 @@ void Sends::wanted(const std::string& sender, const json& message) {
   {
     const std::lock_guard lock(mutex_);
     if (sends_.contains(transfer) ||
-        (message.value("sure", json()) != true && awaited_ < kMostAwaited)) {
+        (!sure && awaited_ < kMostAwaited)) {
       Send& send = entry(transfer);  // where it is new: the request is still on its way here
-      const bool here = !send.dropped && !send.refused && is_shown(send, sender, reader, message);
+      const bool here = !send.dropped && !send.refused && is_shown(send, sender, *reader, message);
       const Time now = core_.clock->now();
       if (here) {
         answer = {{"kind", "alive"}, {"transfer", transfer}};
@@ -357,7 +364,9 @@ Sends::Reading* Sends::find(Send& send, const std::string& sender) {
 bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader,
                      const json& message) {
   if (const Reading* known = find(send, sender); known != nullptr) {
-    if (known->hears || !known->ended) return true;
+    if (known->hears || !known->ended) {
+      return known->shown == nullptr || known->shown->fits().ok();  // else it hears why
+    }
     std::erase_if(send.readings, [&](const Reading& each) { return &each == known; });
   }
   Reading reading{.who = sender, .reader = reader, .want = std::make_shared<json>(message)};

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kvtransfer/session/core.h"
@@ -68,7 +69,7 @@ class Sends {
   bool more() const { return more_; }
 
  private:
-  using Reader = std::shared_ptr<const KvMover::Reader>;  // null: it is refused, and knows why
+  using Reader = std::shared_ptr<const KvMover::Reader>;
   // A reader of a transfer.
   struct Reading {
     std::string who;  // its agent
@@ -112,7 +113,7 @@ class Sends {
   };
   using Message = std::pair<std::string, nlohmann::json>;  // for whom
 
-  Reader meet(const std::string& sender, const nlohmann::json& message);
+  absl::StatusOr<Reader> meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
   void refuse(std::unique_lock<std::mutex>& lock, Send& send);
@@ -151,7 +152,7 @@ class Sends {
   bool closed_ = false;
   uint64_t next_number_ = 1;
   // The session's alone:
-  std::map<std::string, Reader> readers_;
+  std::map<std::string, absl::StatusOr<Reader>> readers_;  // an error: it is refused
   std::set<std::string> went_;  // readers whose agents are gone
   Time looked_{};
   std::vector<Message> unsaid_;  // of transfers that are gone, to readers that take nothing now

@@ -1,10 +1,8 @@
-// Every pair of caches: ours and one that is laid out as vLLM's are, of one rank or two. What
-// arrives is what was there, to the bit.
-#include <bit>
-
+// Every pair of caches: ours and one that is laid out as vLLM's are, of one rank or two, in memory
+// of the host or of a device, read or written. What arrives is what was there, to the bit.
 #include "engine/handoff/hand_off.h"
-#include "engine/kernels/aligned.h"
 #include "kvtransfer/session/direct_mover.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
@@ -29,14 +27,16 @@ uint16_t number(int layer, int head, size_t token, int element, bool value) {
 WorkerOptions worker() {
   WorkerOptions options;
   options.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-  options.providers = {"shm"};
+  options.providers = {"tcp"};
   return options;
 }
 
 // A rank of an engine, with a cache. The sequence lies in the blocks that blocks() says.
 class Side {
  public:
-  virtual ~Side() = default;
+  virtual ~Side() {
+    if (fake_ != nullptr) fake_->free(address_);
+  }
   virtual kvtransfer::KvSession& session() = 0;
   virtual std::string address() = 0;
   virtual uint16_t& at(int layer, int head, size_t token, int element, bool value) = 0;
@@ -65,17 +65,38 @@ class Side {
   }
 
  protected:
-  Side(uint32_t ranks, uint32_t rank)
-      : heads_(kHeads / static_cast<int>(ranks)), first_(heads_ * static_cast<int>(rank)) {}
+  // `fake`: a device, which has the cache; null: the host.
+  Side(gpudirect::FakeDriver* fake, uint32_t ranks, uint32_t rank, size_t bytes_of_head)
+      : heads_(kHeads / static_cast<int>(ranks)),
+        first_(heads_ * static_cast<int>(rank)),
+        bytes_(bytes_of_head * static_cast<size_t>(heads_)),
+        fake_(fake) {
+    if (fake_ == nullptr) {
+      host_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes_ + 4095) / 4096 * 4096)));
+      view_ = host_.get();
+      address_ = reinterpret_cast<uint64_t>(view_);
+    } else {
+      address_ = fake_->allocate(bytes_, 0);
+      view_ = fake_->view(address_, bytes_);
+    }
+    std::memset(view_, 0, bytes_);
+  }
   const int heads_, first_;
+  const size_t bytes_;
+  uint64_t address_ = 0;  // of the cache, as its engine knows it
+  std::byte* view_ = nullptr;
+  gpudirect::FakeDriver* const fake_;
+
+ private:
+  std::unique_ptr<std::byte, void (*)(void*)> host_{nullptr, std::free};
 };
 
 class Ours : public Side {
  public:
-  Ours(const std::string& name, uint32_t ranks, uint32_t rank)
-      : Side(ranks, rank),
-        geometry_{.layers = kLayers, .kv_heads = heads_, .head_dim = kSize},
-        memory_(geometry_.cache_bytes(kBlocks) + 64) {
+  Ours(gpudirect::FakeDriver* fake, const std::string& name, uint32_t ranks, uint32_t rank)
+      : Side(fake, ranks, rank,
+             KvGeometry{.layers = kLayers, .kv_heads = 1, .head_dim = kSize}.cache_bytes(kBlocks)),
+        geometry_{.layers = kLayers, .kv_heads = heads_, .head_dim = kSize} {
     HandOffOptions options;
     options.name = name;
     options.shard = {.rank = rank, .ranks = ranks, .heads = kHeads};
@@ -84,7 +105,9 @@ class Ours : public Side {
     options.staging_bytes = 1 << 20;
     options.worker = worker();
     session_ = *HandOff::create(std::move(options));
-    EXPECT_TRUE(session_->use_cache(cache()).ok());
+    const KvCache there(geometry_, reinterpret_cast<void*>(address_), kBlocks);
+    const auto device = fake == nullptr ? std::nullopt : std::optional(0);
+    EXPECT_TRUE(session_->use_cache(there, device).ok());
   }
   ~Ours() override { session_->close(); }
   kvtransfer::KvSession& session() override { return *session_; }
@@ -101,29 +124,27 @@ class Ours : public Side {
 
  private:
   static constexpr size_t kBlocks = 16;
-  KvCache cache() {
-    const auto base = reinterpret_cast<uintptr_t>(memory_.data());
-    return {geometry_, reinterpret_cast<void*>((base + 63) / 64 * 64), kBlocks};
-  }
+  KvCache cache() { return {geometry_, view_, kBlocks}; }
   const KvGeometry geometry_;
-  std::vector<std::byte> memory_;
   std::unique_ptr<HandOff> session_;
 };
 
 // Blocks of [token][K of all heads, V of all heads].
 class Theirs : public Side {
  public:
-  Theirs(const std::string& name, uint32_t ranks, uint32_t rank)
-      : Side(ranks, rank), memory_(kLayers * kBlocks * block_numbers()) {
+  Theirs(gpudirect::FakeDriver* fake, const std::string& name, uint32_t ranks, uint32_t rank)
+      : Side(fake, ranks, rank, kLayers * kBlocks * size_t{kTheirTokens} * 2 * kSize * 2) {
     kvtransfer::AgentOptions agent;
     agent.name = absl::StrCat(name, "/", rank);
     agent.worker = worker();
     agent.serve_metadata = true;
     agent_ = *kvtransfer::Agent::create(std::move(agent));
     const size_t bytes = 2 * block_numbers();
-    const auto base = reinterpret_cast<uint64_t>(memory_.data());
-    const kvtransfer::Descriptor all{base, memory_.size() * 2, 0};
-    EXPECT_TRUE(agent_->register_memory(absl::MakeConstSpan(&all, 1)).ok());
+    const uint64_t base = address_;
+    const kvtransfer::Descriptor all{base, bytes_, 0};
+    const auto kind =
+        fake == nullptr ? kvtransfer::MemoryKind::kDram : kvtransfer::MemoryKind::kVram;
+    EXPECT_TRUE(agent_->register_memory(absl::MakeConstSpan(&all, 1), kind).ok());
     const int token = 2 * heads_ * kSize;
     nlohmann::json packing = {{"block_tokens", kTheirTokens},
                               {"bytes", bytes},
@@ -142,6 +163,7 @@ class Theirs : public Side {
                            {"rank", rank},
                            {"heads", kHeads},
                            {"layers", std::vector<int>(kLayers)},
+                           {"device", fake != nullptr},
                            {"rows", nlohmann::json::array()}};
     said["kv"] = packing;
     said["kv"]["layers"] = {0, 1};
@@ -164,7 +186,8 @@ class Theirs : public Side {
   uint16_t& at(int layer, int head, size_t token, int element, bool value) override {
     const size_t block = blocks()[token / kTheirTokens];
     const size_t slot = (token % kTheirTokens) * 2 + (value ? 1 : 0);
-    return memory_[(static_cast<size_t>(layer) * kBlocks + block) * block_numbers() +
+    return reinterpret_cast<uint16_t*>(
+        view_)[(static_cast<size_t>(layer) * kBlocks + block) * block_numbers() +
                    (slot * static_cast<size_t>(heads_) + static_cast<size_t>(head - first_)) *
                        kSize +
                    static_cast<size_t>(element)];
@@ -175,7 +198,6 @@ class Theirs : public Side {
   size_t block_numbers() const {
     return size_t{kTheirTokens} * 2 * static_cast<size_t>(heads_) * kSize;
   }
-  std::vector<uint16_t> memory_;
   std::unique_ptr<kvtransfer::Agent> agent_;
   std::unique_ptr<kvtransfer::KvSession> session_;
 };
@@ -183,21 +205,30 @@ class Theirs : public Side {
 struct Case {
   bool from_ours, to_ours;
   uint32_t from_ranks, to_ranks;
+  bool push, device;
 };
 
 class Pairs : public testing::TestWithParam<Case> {};
 
-// Promise(kv): Caches of Baton and of vLLM's kind go together, of one rank or two at either end |
-//   what arrives is compared number by number
+// Promise(kv): Caches of Baton and of vLLM's kind go together: of one rank or two at either end,
+//   read or written, of the host or a device | what arrives is compared number by number
 TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
   const Case& given = GetParam();
-  const auto make = [](bool ours, const std::string& name, uint32_t ranks) {
+  gpudirect::FakeOptions without;
+  without.attributes.erase(gpudirect::kDmaBufSupported);
+  std::optional<gpudirect::InstalledFake> driver;
+  if (given.device) driver.emplace(without);
+  gpudirect::FakeDriver* const fake = given.device ? &driver->fake() : nullptr;
+  const auto turn = [&] {
+    if (fake != nullptr) fake->run_all();
+  };
+  const auto make = [&](bool ours, const std::string& name, uint32_t ranks) {
     std::vector<std::unique_ptr<Side>> sides;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       if (ours) {
-        sides.push_back(std::make_unique<Ours>(name, ranks, rank));
+        sides.push_back(std::make_unique<Ours>(fake, name, ranks, rank));
       } else {
-        sides.push_back(std::make_unique<Theirs>(name, ranks, rank));
+        sides.push_back(std::make_unique<Theirs>(fake, name, ranks, rank));
       }
     }
     return sides;
@@ -213,6 +244,7 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
     kvtransfer::KvOrder order{.id = 1, .from = transfer};
     order.runs = {{.first_block = 0, .blocks = side->blocks(), .tokens = {0, kTokens}}};
     order.timeout = kNever;
+    order.push = given.push;
     ASSERT_TRUE(side->session().load(std::move(order)).ok());
   }
   std::vector<uint64_t> sends;
@@ -229,16 +261,19 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
     session.hold(sends.back());
   }
   for (const auto& side : to) {
-    until([&] {
-      return !side->session().load_status(1).ok() || side->session().layers_loaded(1) == kLayers;
-    });
+    until(
+        [&] {
+          return !side->session().load_status(1).ok() ||
+                 side->session().layers_loaded(1) == kLayers;
+        },
+        turn);
     ASSERT_TRUE(side->session().load_status(1).ok()) << side->session().load_status(1);
     size_t wrong = 0;
     side->each([&](uint16_t& there, uint16_t want) { wrong += there != want ? 1 : 0; });
     EXPECT_EQ(wrong, 0u);
   }
   // ... and prefill has its blocks back.
-  for (const auto& side : from) until([&] { return !side->session().released().empty(); });
+  for (const auto& side : from) until([&] { return !side->session().released().empty(); }, turn);
 }
 
 std::vector<Case> all() {
@@ -246,7 +281,11 @@ std::vector<Case> all() {
   for (const auto& [from, to] : {std::pair{true, true}, {true, false}, {false, true}}) {
     for (const uint32_t from_ranks : {1U, 2U}) {
       for (const uint32_t to_ranks : {1U, 2U}) {
-        out.push_back({from, to, from_ranks, to_ranks});
+        for (const bool push : {false, true}) {
+          for (const bool device : {false, true}) {
+            out.push_back({from, to, from_ranks, to_ranks, push, device});
+          }
+        }
       }
     }
   }
@@ -256,7 +295,8 @@ std::vector<Case> all() {
 INSTANTIATE_TEST_SUITE_P(All, Pairs, testing::ValuesIn(all()), [](const auto& test) {
   const Case& given = test.param;
   return absl::StrCat(given.from_ours ? "Ours" : "Theirs", given.from_ranks, "To",
-                      given.to_ours ? "Ours" : "Theirs", given.to_ranks);
+                      given.to_ours ? "Ours" : "Theirs", given.to_ranks,
+                      given.push ? "Pushed" : "Pulled", given.device ? "OnDevices" : "OnHosts");
 });
 
 }  // namespace

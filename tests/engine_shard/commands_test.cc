@@ -39,7 +39,7 @@ TYPED_TEST(ShardWire, OneMessageForOneText) {
 TEST(ShardMessages, KeepTheirFields) {
   {  // with a member more, these do not compile
     [[maybe_unused]] const auto [kind, id, transfer, workers, tokens, first_token, blocks, timeout,
-                                 silence, why] = KvCall{};
+                                 silence, push, why] = KvCall{};
     [[maybe_unused]] const auto [tier_kind, tier_id, keys, tier_blocks, tier_time] = TierCall{};
     [[maybe_unused]] const auto [command, calls, tier_calls, chunks, sends] = Command{};
   }
@@ -58,7 +58,8 @@ TEST(ShardMessages, KeepTheirFields) {
       .first_token = 16,
       .blocks = {4, 9},
       .timeout = std::chrono::seconds(3),
-      .silence = std::chrono::seconds(2)};
+      .silence = std::chrono::seconds(2),
+      .push = true};
   const KvCall start = through(call);
   EXPECT_EQ(start.id, 7u);
   EXPECT_EQ(start.transfer.transfer, "t");
@@ -74,6 +75,7 @@ TEST(ShardMessages, KeepTheirFields) {
   EXPECT_EQ(start.blocks, call.blocks);
   EXPECT_EQ(start.timeout, std::chrono::seconds(3));
   EXPECT_EQ(start.silence, std::chrono::seconds(2));
+  EXPECT_TRUE(start.push);
   call.kind = KvCallKind::kOpen;
   EXPECT_EQ(through(call).transfer.transfer, "t");
   EXPECT_EQ(through(call).tokens, 48u);
