@@ -70,6 +70,7 @@ struct Case {
   const char* provider;
   bool prefill_on_device;
   bool decode_on_device;
+  bool push = false;
 };
 class DevicePair : public testing::TestWithParam<Case> {};
 
@@ -90,6 +91,7 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
                                   .max_sequences = 4,
                                   .min_remote_tokens = 8,
                                   .hand_off = to.get(),
+                                  .push = given.push,
                                   .runner = right.runner.get()});
     ASSERT_TRUE(decode.ok()) << decode.status();
     std::map<uint64_t, Outcome> outcomes;
@@ -119,11 +121,15 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
                          testing::Values(Case{"tcp", true, false}, Case{"tcp", false, true},
-                                         Case{"shm", true, true}, Case{"shm", true, false}),
+                                         Case{"shm", true, true}, Case{"shm", true, false},
+                                         Case{"tcp", true, false, true},
+                                         Case{"tcp", false, true, true},
+                                         Case{"shm", true, true, true}),
                          [](const auto& way) {
                            return std::string(way.param.provider) +
                                   (way.param.prefill_on_device ? "_cuda" : "_cpu") +
-                                  (way.param.decode_on_device ? "_to_cuda" : "_to_cpu");
+                                  (way.param.decode_on_device ? "_to_cuda" : "_to_cpu") +
+                                  (way.param.push ? "_pushed" : "");
                          });
 
 // Tensor cores add in an order of their own, so their KV is not a CPU's.

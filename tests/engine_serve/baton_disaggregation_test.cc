@@ -72,10 +72,17 @@ class Bare {
   const std::unique_ptr<handoff::HandOff> session_;
 };
 
+struct Case {
+  const char* provider;
+  bool serialized = false;
+  bool push = false;
+};
+
 // A decode engine, which its caller steps.
 struct Decode {
-  Decode(const std::string& provider, EngineOptions options, const Model& model = test_model())
-      : session(test_session("decode", provider, model)) {
+  Decode(const Case& given, EngineOptions options, const Model& model = test_model())
+      : session(test_session("decode", given.provider, model)) {
+    options.push = given.push;
     options.hand_off = session.get();
     options.min_remote_tokens = 8;
     engine = *Engine::create(model, test_tokenizer(), options);
@@ -89,11 +96,6 @@ struct Decode {
   std::unique_ptr<Engine> engine;
 };
 
-struct Case {
-  const char* provider;
-  bool serialized = false;
-};
-
 class BatonDisaggregation : public testing::TestWithParam<Case> {};
 
 // All requests, many at a time, through a prefill and a decode engine with this model: `want`.
@@ -101,7 +103,7 @@ void expect_same_tokens(const Case& given, const Model& model,
                         const std::map<uint64_t, Outcome>& want) {
   Prefill prefill(given.provider,
                   {.blocks = 64, .token_budget = 64, .serialize_sends = given.serialized}, model);
-  Decode decode(given.provider, {.blocks = 48, .token_budget = 48, .max_sequences = 8}, model);
+  Decode decode(given, {.blocks = 48, .token_budget = 48, .max_sequences = 8}, model);
   std::map<uint64_t, Outcome> outcomes;
   std::mt19937_64 random(1);
   size_t added = 0;
@@ -148,7 +150,7 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngineWithExperts) {
 
 TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
   const Case& given = GetParam();
-  Decode decode(given.provider, {.blocks = 64});
+  Decode decode(given, {.blocks = 64});
   std::string address;
   {
     Prefill prefill(given.provider, {.blocks = 64});
@@ -174,11 +176,12 @@ Request hung_request(uint64_t id, const std::string& address) {
 
 // What it costs is a moment, not the minute that a load may take; and the answer is the same.
 TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
-  Bare prefill(GetParam().provider, {{.start_thread = false}});
+  std::optional<Bare> prefill;
+  prefill.emplace(GetParam().provider, handoff::HandOffOptions{{.start_thread = false}});
   Decode decode(
-      GetParam().provider,
+      GetParam(),
       {.blocks = 64, .load_timeout = kNever, .load_silence = std::chrono::milliseconds(200)});
-  const Request request = hung_request(7, prefill.address());
+  const Request request = hung_request(7, prefill->address());
   Outcome outcome;
   ASSERT_TRUE(submit(*decode, request, &outcome).ok());
   until([&] { return outcome.finished; }, [&] { decode.turn(); },
@@ -187,6 +190,10 @@ TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
   EXPECT_NE(outcome.metrics.load_error.message().find("is silent for"), std::string::npos)
       << outcome.metrics.load_error;
   EXPECT_EQ(outcome.metrics.loaded_tokens, 0u);
+  if (GetParam().push) {  // it may write yet, until it is gone
+    EXPECT_GT(decode->stats().quarantined_blocks, 0u);
+    prefill.reset();
+  }
   finish_all(*decode);
   EXPECT_EQ(decode->stats().quarantined_blocks, 0u);
 }
@@ -197,7 +204,7 @@ TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
 //   wait for a layer ends after 100 ms or with the next command
 TEST_P(BatonDisaggregation, AHungPrefillDelaysNoOtherRequest) {
   Bare prefill(GetParam().provider);
-  Decode decode(GetParam().provider, {.blocks = 64});
+  Decode decode(GetParam(), {.blocks = 64});
   Request local{.id = 3, .tokens = {1, 2, 3}};
   local.sampling = {.max_tokens = 5, .ignore_eos = true};
   std::map<uint64_t, Outcome> seen;
@@ -247,6 +254,7 @@ TEST_P(BatonDisaggregation, HostileAsksAreRefused) {
     load.transfer->transfer = absl::StrCat("t", id);
     load.transfer->workers = {{"prefill/0", prefill.address()}};
     load.ask = true;
+    load.push = GetParam().push;
     load.blocks.assign((tokens.size() + 15) / 16, 0);
     load.tokens = std::move(tokens);
     EXPECT_TRUE(decode->start_load(std::move(load)).ok());
@@ -262,7 +270,7 @@ TEST_P(BatonDisaggregation, HostileAsksAreRefused) {
 
 TEST_P(BatonDisaggregation, AbortsWhileBytesAreInFlight) {
   Prefill prefill(GetParam().provider, {.blocks = 40, .token_budget = 32});
-  Decode decode(GetParam().provider, {.blocks = 40, .token_budget = 32, .max_sequences = 8});
+  Decode decode(GetParam(), {.blocks = 40, .token_budget = 32, .max_sequences = 8});
   std::mt19937_64 random(10);
   std::map<uint64_t, Outcome> outcomes;
   for (size_t i = 0; i < kRequests; ++i) {
@@ -296,7 +304,7 @@ TEST_P(BatonDisaggregation, AbortsWhileBytesAreInFlight) {
 }
 
 TEST_P(BatonDisaggregation, FailedLoadsFailTheRequestIfAskedTo) {
-  Decode decode(GetParam().provider, {.blocks = 64, .on_load_failure = LoadFailurePolicy::kFail});
+  Decode decode(GetParam(), {.blocks = 64, .on_load_failure = LoadFailurePolicy::kFail});
   Outcome outcome;
   ASSERT_TRUE(submit(*decode, hung_request(1, "baton-ranks2:x"), &outcome).ok());
   finish_all(*decode);
@@ -317,7 +325,7 @@ void expect_refused(const Case& given, const Model& other, const Model& model = 
     lines.emplace_back(line);
   });
   Prefill prefill(given.provider, {.blocks = 64}, other);
-  Decode decode(given.provider, {.blocks = 64}, model);
+  Decode decode(given, {.blocks = 64}, model);
   std::map<uint64_t, Outcome> outcomes;
   for (size_t i = 0; i < 5; ++i) {
     Request request = requests()[i];
@@ -355,9 +363,12 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherArithmeticIsRefusedAtBothEnds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,
-                         testing::Values(Case{"shm"}, Case{"tcp"}, Case{"tcp", true}),
+                         testing::Values(Case{"shm"}, Case{"tcp"}, Case{"tcp", true},
+                                         Case{"shm", false, true}, Case{"tcp", false, true},
+                                         Case{"tcp", true, true}),
                          [](const auto& test) {
                            return std::string(test.param.provider) +
+                                  (test.param.push ? "Pushed" : "Pulled") +
                                   (test.param.serialized ? "Serialized" : "Layerwise");
                          });
 

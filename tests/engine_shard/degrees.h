@@ -14,6 +14,7 @@ struct ServerOptions {
   StepLimits limits;
   Arithmetic arithmetic = Arithmetic::kFp32;
   std::string provider = "shm";
+  bool push = false;
   serve::KvTierOptions tiers;  // no block is written over before they have it
   const Checkpoint* checkpoint = &ranks_checkpoint();
   std::optional<int> stranger;  // a rank that no other engine takes for one of this model
@@ -52,6 +53,7 @@ class Server {
                                       .max_sequences = options.limits.max_sequences,
                                       .min_remote_tokens = 8,
                                       .hand_off = session_.get(),
+                                      .push = options.push,
                                       .tiers = options.tiers,
                                       .leader = leader_.get()});
   }

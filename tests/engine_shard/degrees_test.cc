@@ -54,6 +54,7 @@ struct Case {
   Arithmetic arithmetic;
   const char* provider;
   const Checkpoint& (*checkpoint)() = ranks_checkpoint;
+  bool push = false;
 };
 
 class DegreePairs : public testing::TestWithParam<Case> {};
@@ -73,6 +74,7 @@ TEST_P(DegreePairs, SayWhatOneProcessSays) {
                  .limits = kTight,
                  .arithmetic = given.arithmetic,
                  .provider = given.provider,
+                 .push = given.push,
                  .checkpoint = &given.checkpoint()});
   prefill.start();
   expect_same(answers().of(given.arithmetic, given.checkpoint()),
@@ -103,6 +105,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                          Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
                                          Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm",
                                               ranks_expert_checkpoint},
+                                         Case{"TwoToOnePushed", 2, 1, Arithmetic::kFp32, "shm",
+                                              ranks_checkpoint, true},
+                                         Case{"OneToTwoPushedOverTcp", 1, 2, Arithmetic::kFp32,
+                                              "tcp", ranks_checkpoint, true},
+                                         Case{"TwoToTwoPushed", 2, 2, Arithmetic::kFp32, "shm",
+                                              ranks_checkpoint, true},
                                          Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm",
                                               ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
