@@ -141,13 +141,21 @@ void Sends::give(uint64_t number, std::string payload) {
   if (it != numbers_.end()) it->second->payload = std::move(payload);
 }
 
+// One rank of a load has given it up, or is gone: what the others read is of no use.
+bool Sends::is_given_up(const Send& send) {
+  return send.shared_out &&
+         std::any_of(send.readings.begin(), send.readings.end(),
+                     [](const Reading& reading) { return reading.given_up || reading.gone; });
+}
+
 bool Sends::may_still_come(const Send& send) const {
+  if (is_given_up(send)) return false;
   return send.readings.size() < send.needed && core_.clock->now() < send.until && send.outcome.ok();
 }
 
 // Where no reader has come it may still.
 bool Sends::wants_more(const Send& send) const {
-  if (send.dropped || send.refused) return false;
+  if (send.dropped || send.refused || is_given_up(send)) return false;
   if (may_still_come(send)) return true;
   if (send.readings.empty()) return send.until == Time{};
   return std::any_of(send.readings.begin(), send.readings.end(),
@@ -379,6 +387,7 @@ bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader
     reading.shown = send.kept->show(reader, !send.released, message);
     if (reading.shown == nullptr) return false;
   }
+  if (message.contains("ranks")) send.needed = std::max(send.needed, count_readers(message));
   send.readings.push_back(std::move(reading));
   core_.wake_thread();
   return true;
@@ -427,7 +436,8 @@ absl::Status Sends::join(Send& send, const std::string& sender, const json& mess
                   .loads = loads,
                   .request = ask.value("request", uint64_t{0}),
                   .decode = ask.value("decode", sender)};
-    send.needed = loads;
+    send.needed = std::max<size_t>(send.needed, loads);
+    send.shared_out = loads == 0;
     const Time now = core_.clock->now();
     const double timeout = ask.value("timeout", 0.0);
     send.until = now + (timeout > 0 && timeout < 86400 ? Time(static_cast<int64_t>(timeout * 1e9))
@@ -559,12 +569,12 @@ size_t Sends::count_readers(const json& message) const {
   return count;
 }
 
-// Whether its readers have said that they have all they wanted, and no other one is there that has
-// not.
+// Whether its readers have said that they have all they wanted, or are gone, and no other one is
+// there that has not.
 bool Sends::is_read(const Send& send) const {
   size_t ended = 0;
   for (const Reading& reading : send.readings) {
-    if (reading.ended) {
+    if (reading.ended || reading.gone) {
       ++ended;
     } else if (reading.hears || core_.agent->has_remote(reading.who)) {
       return false;

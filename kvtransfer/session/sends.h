@@ -106,6 +106,7 @@ class Sends {
     bool refused = false;     // two requests have its name: whose KV it is cannot be told
     bool converting = false;  // the session reads the blocks, without the lock
     bool wanted = true;
+    bool shared_out = false;  // one load asked for it, whose readers are its ranks: all or none
     std::vector<Reading> readings;
     size_t needed = 0;  // how many readers come, as they say, or the engine
     Time until{};       // when they have to have come; 0: it does not say
@@ -121,6 +122,7 @@ class Sends {
   bool is_shown(Send& send, const std::string& sender, const Reader& reader,
                 const nlohmann::json& message);
   absl::Status join(Send& send, const std::string& sender, const nlohmann::json& message);
+  static bool is_given_up(const Send& send);
   bool may_still_come(const Send& send) const;
   bool wants_more(const Send& send) const;
   bool serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Message>* messages);
