@@ -85,7 +85,7 @@ class DemoWorker {
                                  .prefix_cache = false,
                                  .threads = 1,
                                  .hand_off = session_.get(),
-                                 .serialize_sends = command["serialized"],
+                                 .serialize_sends = command.value("serialized", false),
                                  .timeline = timeline_.get()};
     auto engine = serve::Engine::create(model_->model, model_->tokenizer, options);
     if (!engine.ok()) return engine.status();

@@ -58,7 +58,9 @@ struct EngineOptions {
   // with hand_over, remote_prefill or prefill_address; null: these are refused, or computed here.
   // Of rank 0, where there are several, all of which have one. It must outlive the engine.
   handoff::HandOff* hand_off = nullptr;
-  bool push = false;  // prefill writes KV into our blocks; else we read it out of prefill's
+  // Prefill writes KV into our blocks, or we read it out of prefill's. None: it writes what we have
+  // asked it to compute, and what it hands over by name is read.
+  std::optional<bool> push;
   bool serialize_sends = false;  // nothing is sent before all is computed: for comparison
   KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and

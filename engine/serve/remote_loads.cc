@@ -48,8 +48,8 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   sequence->source = this;
   sequence->load_end = tokens;
   if (options_.by_name) {
-    load.push = options_.push;
     load.ask = !sequence->request.remote_prefill.has_value();
+    load.push = options_.push.value_or(load.ask);
     absl::StatusOr<kvtransfer::KvTransfer> from =
         load.ask ? ask_at(sequence->request.prefill_address) : *sequence->request.remote_prefill;
     if (!from.ok()) return from.status();

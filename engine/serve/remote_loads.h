@@ -26,7 +26,7 @@ struct RemoteLoadOptions {
   Time silence{};        // of a prefill worker, after which its loads fail; 0: any
   uint32_t ranks = 1;    // that load, each its own heads: of this server's model
   bool by_name = false;  // from Request::remote_prefill or prefill_address, by a transfer's name
-  bool push = false;     // ... which prefill writes
+  std::optional<bool> push;  // ... which prefill writes: EngineOptions::push
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
