@@ -33,9 +33,7 @@ class DirectMover : public KvMover {
   absl::Status serves(const std::shared_ptr<const Reader>& reader, const json& want) override {
     return serves_reader(cache_, std::static_pointer_cast<const Readers>(reader), want);
   }
-  std::unique_ptr<Kept> keep(size_t /*tokens*/) override {
-    return keep_blocks(cache_);
-  }
+  std::unique_ptr<Kept> keep(size_t /*tokens*/) override { return keep_blocks(cache_); }
   absl::Status check(uint32_t layer, absl::Span<const uint32_t> blocks) const override {
     if (layer >= layers()) {
       return absl::InvalidArgumentError(absl::StrCat("the cache has no layer ", layer));
@@ -150,40 +148,40 @@ absl::StatusOr<std::shared_ptr<KvMover::Source>> DirectMover::reach(
 
 // What make_direct_session() does; throws what nlohmann::json throws.
 absl::StatusOr<std::unique_ptr<KvSession>> session_of(json said, KvSessionOptions options) {
-    KvWorker& me = options.shard;
-    const auto number = [&](const char* name, uint64_t otherwise) {
-      return said.contains(name) ? number_in(said[name]) : otherwise;
-    };
-    const uint64_t rank = number("rank", 0), ranks = number("ranks", 1), stage = number("stage", 0);
-    me = {static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks),
-          static_cast<uint32_t>(std::min<uint64_t>(number("heads", 1), UINT32_MAX)),
-          static_cast<uint32_t>(stage)};
-    if (me.heads == 0 || rank >= ranks || ranks > kMostRanks || stage > UINT16_MAX) {
-      return absl::InvalidArgumentError("rank is less than ranks, and heads are more than 0");
-    }
-    const std::chrono::duration<double> lease(said.value("lease", 60.0));
-    options.lease = std::chrono::duration_cast<Time>(
-        std::clamp(lease, std::chrono::duration<double>{}, kLongestLease));
-    const json groups = said.value("groups", json::array());
-    for (const char* ours : {"rank", "heads", "stage", "lease", "groups"}) said.erase(ours);
-    if (said.value("device", json()) == true) said["checks"] = false;
-    json want = said;
-    want.erase("rows");
-    const bool checks = checks_in(said);
-    Cache made{*options.agent, me, std::move(said), std::move(want), {}, 0, checks};
-    auto layers = layers_in(made.said, made.said);
-    if (!layers.ok()) return layers.status();
-    made.layers = *std::move(layers);
-    for (size_t i = 0; i < made.layers.size(); ++i) {
-      if (!groups.empty())
-        made.layers[i].group = std::min<uint64_t>(number_in(groups.at(i)), UINT16_MAX);
-      made.groups = std::max(made.groups, made.layers[i].group + 1);
-    }
-    if (made.layers.empty()) return absl::InvalidArgumentError("a KV cache has at least one layer");
-    absl::StatusOr<std::unique_ptr<KvSession>> session = KvSession::create(std::move(options));
-    if (!session.ok()) return session;
-    (*session)->use(std::make_unique<DirectMover>(std::move(made))).IgnoreError();  // its first
-    return session;
+  KvWorker& me = options.shard;
+  const auto number = [&](const char* name, uint64_t otherwise) {
+    return said.contains(name) ? number_in(said[name]) : otherwise;
+  };
+  const uint64_t rank = number("rank", 0), ranks = number("ranks", 1), stage = number("stage", 0);
+  me = {static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks),
+        static_cast<uint32_t>(std::min<uint64_t>(number("heads", 1), UINT32_MAX)),
+        static_cast<uint32_t>(stage)};
+  if (me.heads == 0 || rank >= ranks || ranks > kMostRanks || stage > UINT16_MAX) {
+    return absl::InvalidArgumentError("rank is less than ranks, and heads are more than 0");
+  }
+  const std::chrono::duration<double> lease(said.value("lease", 60.0));
+  options.lease = std::chrono::duration_cast<Time>(
+      std::clamp(lease, std::chrono::duration<double>{}, kLongestLease));
+  const json groups = said.value("groups", json::array());
+  for (const char* ours : {"rank", "heads", "stage", "lease", "groups"}) said.erase(ours);
+  if (said.value("device", json()) == true) said["checks"] = false;
+  json want = said;
+  want.erase("rows");
+  const bool checks = checks_in(said);
+  Cache made{*options.agent, me, std::move(said), std::move(want), {}, 0, checks};
+  auto layers = layers_in(made.said, made.said);
+  if (!layers.ok()) return layers.status();
+  made.layers = *std::move(layers);
+  for (size_t i = 0; i < made.layers.size(); ++i) {
+    if (!groups.empty())
+      made.layers[i].group = std::min<uint64_t>(number_in(groups.at(i)), UINT16_MAX);
+    made.groups = std::max(made.groups, made.layers[i].group + 1);
+  }
+  if (made.layers.empty()) return absl::InvalidArgumentError("a KV cache has at least one layer");
+  absl::StatusOr<std::unique_ptr<KvSession>> session = KvSession::create(std::move(options));
+  if (!session.ok()) return session;
+  (*session)->use(std::make_unique<DirectMover>(std::move(made))).IgnoreError();  // its first
+  return session;
 }
 
 }  // namespace
@@ -200,7 +198,8 @@ absl::StatusOr<std::unique_ptr<KvSession>> make_direct_session(std::string_view 
 
 std::unique_ptr<KvMover> make_direct_mover(Agent& agent, const KvPlacement& cache) {
   nlohmann::json said = {{"placement", absl::BytesToHexString(cache.encode())}, {"checks", false}};
-  direct::Cache made{agent, {}, said, said, direct::layers_of(cache), cache.layout.groups.size(), false};
+  direct::Cache made{agent, {}, said, said, direct::layers_of(cache), cache.layout.groups.size(),
+                     false};
   return std::make_unique<direct::DirectMover>(std::move(made));
 }
 
