@@ -96,11 +96,11 @@ struct OwnMemory {
 class BatonConnector final : public KvConnector {
  public:
   BatonConnector(std::unique_ptr<Agent> agent, const BatonConnectorOptions& options, bool threads)
-      : options_(options), threads_(threads), agent_(std::move(agent)), nonce_(nonce()) {}
+      : options_(options), threads_(threads), agent_(agent.get()), own_(std::move(agent)), nonce_(nonce()) {}
 
   absl::Status start() {
     KvSessionOptions session;
-    session.agent = agent_.get();
+    session.own_agent = std::move(own_);
     session.max_lease = options_.max_lease;
     session.may_be_read = options_.allow_pull;
     session.worker.timeline = options_.worker.timeline;
@@ -115,11 +115,9 @@ class BatonConnector final : public KvConnector {
   ~BatonConnector() override {
     if (made_here_.elsewhere()) {  // the parent's, whose threads are not here
       (void)session_.release();
-      (void)agent_.release();
       return;
     }
-    session_ = nullptr;
-    agent_ = nullptr;  // before the memory goes
+    session_ = nullptr;  // before the memory goes
   }
 
   absl::Status register_cache(const KvLayout& layout, absl::Span<void* const> buffers) override {
@@ -183,10 +181,7 @@ class BatonConnector final : public KvConnector {
   void progress() override {
     if (!threads_) session_->turn();
     session_->progress();
-    for (const uint64_t send : session_->released()) {
-      const auto it = jobs_.find(send);
-      if (it != jobs_.end()) it->second.released = true;
-    }
+    take_released();
   }
   void wait(Time timeout, int fd) override {
     if (!threads_) session_->turn();
@@ -269,7 +264,7 @@ class BatonConnector final : public KvConnector {
     const auto it = jobs_.find(job);
     if (it == jobs_.end()) return true;
     if (!it->second.finished) return false;
-    progress();
+    take_released();
     if (!it->second.released) return false;
     by_key_.erase(it->second.key);
     jobs_.erase(it);
@@ -291,6 +286,12 @@ class BatonConnector final : public KvConnector {
     bool released = false;
   };
 
+  void take_released() {
+    for (const uint64_t send : session_->released()) {
+      const auto it = jobs_.find(send);
+      if (it != jobs_.end()) it->second.released = true;
+    }
+  }
   absl::Status check_new_cache(const KvLayout& layout) const {
     if (absl::Status good = agent_->usable(); !good.ok()) return good;
     if (!layout_.groups.empty()) {
@@ -332,7 +333,8 @@ class BatonConnector final : public KvConnector {
   const BatonConnectorOptions options_;
   const bool threads_;
   std::unique_ptr<OwnMemory> memory_;
-  std::unique_ptr<Agent> agent_;
+  Agent* const agent_;          // the session's
+  std::unique_ptr<Agent> own_;  // before it has it
   std::unique_ptr<KvSession> session_;
   const std::string nonce_;  // no other connector's loads have such names
   KvLayout layout_;

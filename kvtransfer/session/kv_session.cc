@@ -30,11 +30,12 @@ int milliseconds(Time time) {
 }  // namespace
 
 struct KvSession::Inside {
-  explicit Inside(const KvSessionOptions& options)
+  explicit Inside(KvSessionOptions& options)
       : name(options.name),
         start_thread(options.start_thread),
         sends(core, options.lease, options.max_lease) {
-    core.agent = options.agent;
+    core.own = std::move(options.own_agent);
+    core.agent = core.own != nullptr ? core.own.get() : options.agent;
     core.timeline = options.worker.timeline;
     core.may_be_read = options.may_be_read;
     core.shard = options.shard;

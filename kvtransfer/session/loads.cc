@@ -207,30 +207,29 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
   const std::string kind = message.at("kind").get<std::string>();
   asked.heard = now;
   asked.answered = true;
-  // Prefill's last word may be on its way behind an answer that it is over.
-  constexpr int kGoneFor = 3;
+  // Prefill's last word is on its way behind an answer that it is over.
   const bool bare = kind == "gone" && !message.contains("code");
-  if (load.hears && asked.known && bare && load.why.ok() && ++asked.gone < kGoneFor) return;
+  if (load.hears && asked.known && bare && load.why.ok()) return;
   asked.known = true;
   if (kind == "over" || kind == "gone") {
-    if (std::exchange(asked.told, true)) return;  // it has said so: a question crossed that word
-    asked.writes = message.value("writes", size_t{0});
     const auto code = message.value("code", kind == "gone" ? int(absl::StatusCode::kNotFound) : 0);
-    if (code != 0) {
+    if (code != 0 && (load.incoming == nullptr || !load.incoming->complete())) {
       fail(load, absl::Status(static_cast<absl::StatusCode>(code),
                               message.value("why", std::string("prefill no longer has it"))));
-    } else if (&asked == &load.sources.front()) {
-      const std::lock_guard lock(mutex_);
-      View* const view = view_of(load);
-      if (view != nullptr) {
-        view->payload = absl::HexStringToBytes(message.value("payload", std::string()));
-        core_.wake_engine();
-      }
     }
+    if (std::exchange(asked.told, true)) return;  // it may take that word back: its lease is over
+    asked.writes = message.value("writes", size_t{0});
+    const std::lock_guard lock(mutex_);
+    View* const view = view_of(load);
+    if (view == nullptr || &asked != &load.sources.front()) return;
+    view->told = true;
+    if (code == 0) view->payload = absl::HexStringToBytes(message.value("payload", std::string()));
+    core_.wake_engine();
     return;
   }
   if (!load.why.ok() || load.incoming == nullptr) return;
   if (kind == "alive") {
+    asked.reading = std::max(asked.reading, message.value("reading", uint64_t{0}));
     const double lease = message.value("lease", 0.0);  // less what two clocks may differ by
     const double most = std::clamp(lease * 511 / 512, 0.0, 86400.0);
     const Time held(static_cast<int64_t>(most * 1e9));
@@ -251,7 +250,19 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
                           "prefill keeps reporting blocks without describing its cache"));
   }
   asked.wrote += kind == "wrote" ? 1 : 0;
-  asked.unknown.push_back(message);
+  if (!message.contains("of")) return asked.unknown.push_back(message);
+  const auto reading = message["of"].at(0).get<uint64_t>();
+  const auto number = message["of"].at(1).get<uint64_t>();
+  if (reading < asked.saying) return;
+  if (reading > std::exchange(asked.saying, reading)) {
+    asked.ahead.clear();
+    asked.next = 0;
+  }
+  if (number >= asked.next) asked.ahead.emplace(number, message);
+  for (; !asked.ahead.empty() && asked.ahead.begin()->first == asked.next; ++asked.next) {
+    asked.unknown.push_back(std::move(asked.ahead.begin()->second));
+    asked.ahead.erase(asked.ahead.begin());
+  }
 }
 
 // Where there are more of them than before.
@@ -336,7 +347,7 @@ bool Loads::step() {
     }
     loads_.erase(at);
   }
-  std::erase_if(unsaid_, [this](const Key& whom) { return say_done(whom); });
+  std::erase_if(unsaid_, [this](const auto& done) { return say_done(done.first, done.second); });
   return !loads_.empty() || !unsaid_.empty();
 }
 
@@ -345,6 +356,7 @@ void Loads::begin(KvOrder order, uint64_t serial, Time now) {
   load.serial = serial;
   load.started = now;
   load.wanted = !order.runs.empty();
+  load.never = serial == 0;
   load.hears = load.wanted && (order.push || !order.tokens.empty() || order.loads > 0);
   load.order = std::move(order);
   if (const absl::Status good = set_up(load); !good.ok()) {
@@ -507,7 +519,7 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
           absl::StrCat("prefill ", asked.agent, " computes with another checkpoint or arithmetic"));
     }
   }
-  asked.unknown_blocks = 0;
+  if (asked.ahead.empty()) asked.unknown_blocks = 0;
   for (const json& said : std::exchange(asked.unknown, {})) {
     if (absl::Status status = take(load, number, said); !status.ok()) return status;
   }
@@ -553,7 +565,7 @@ absl::Status Loads::not_reached(const Asked& asked, const absl::Status& why) {
 absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   if (!peers_.contains(asked.agent)) forget_who_went();
   std::shared_ptr<Peer>& peer = peers_[asked.agent];
-  if (peer == nullptr) peer = std::make_shared<Peer>();
+  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = now.count()});
   if (is_there(asked.agent, *peer)) {
     ask(load, asked, *peer, now);
     return absl::OkStatus();
@@ -561,7 +573,7 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
-    peer = std::make_shared<Peer>();
+    peer = std::make_shared<Peer>(Peer{.life = now.count()});
     if (asked.asked.has_value()) {
       return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
     }
@@ -612,6 +624,9 @@ json Loads::want_of(const Load& load, const Asked& asked, const Peer& peer, Time
   want["kind"] = "want";
   want["transfer"] = order.from.transfer;
   want["first"] = !peer.told;
+  want["life"] = peer.life;
+  if (whole && load.hears && asked.asked.has_value()) want["again"] = true;
+  if (!whole) want["reading"] = asked.reading;
   want["sure"] = order.from.finished || (load.hears && asked.known);
   if (whole) {
     const auto metadata =
@@ -692,13 +707,12 @@ void Loads::follow_reads(Load& load, Time now) {
 }
 
 // Whether it was said, or no agent is there to hear it.
-bool Loads::say_done(const Key& whom) {
-  const auto& [agent, transfer] = whom;
+bool Loads::say_done(const Key& whom, const json& done) {
+  const std::string& agent = whom.first;
   const auto known = peers_.find(agent);
   if (known == peers_.end()) return true;
   Peer& peer = *known->second;
   if (peer.full == steps_) return false;
-  const json done = {{"kind", "done"}, {"transfer", transfer}, {"ranks", core_.shard.ranks}};
   return !absl::IsResourceExhausted(say(peer, agent, done));
 }
 
@@ -722,7 +736,7 @@ void Loads::let_go(Load& load, Time now) {
         if (View* const view = view_of(load); view != nullptr) view->told = view->over;
         continue;
       }
-      if (load.order.push && !asked.told) asked.said_done = false;  // once more
+      if (!asked.told) asked.said_done = false;  // once more
     }
     const bool whole = load.why.ok();
     if (asked.said_done || peer.full == steps_ || (!asked.known && !asked.told)) continue;
@@ -732,9 +746,26 @@ void Loads::let_go(Load& load, Time now) {
                        {"ranks", core_.shard.ranks},
                        {"loads", load.order.loads},
                        {"hears", true},
+                       {"reading", asked.reading},
                        {"read", whole}};
     asked.said_done = !absl::IsResourceExhausted(say(peer, asked.agent, done));
   }
+}
+
+// Who reads the same transfer does not wait for one that was given up before it asked.
+void Loads::decline(const Load& load, Time now) {
+  const Time left = load.order.timeout - (now - load.started);
+  if (load.why.ok() || load.order.loads == 0 || left <= Time{}) return;
+  KvOrder order;
+  order.from.transfer = load.order.from.transfer;
+  order.loads = load.order.loads;
+  order.timeout = left;
+  for (const Asked& asked : load.sources) {
+    const bool heard = asked.asked.has_value();
+    order.from.workers.push_back({asked.agent, heard ? "" : asked.address});
+  }
+  const std::lock_guard lock(mutex_);
+  orders_.emplace_back(std::move(order), 0);
 }
 
 // Whether it can be forgotten.
@@ -757,8 +788,12 @@ bool Loads::end_if_over(Load& load, Time now) {
   }
   if (!load.reads.empty() || (load.why.ok() && !complete)) return false;
   if (!load.hears) {
+    json done = {{"kind", "done"},
+                 {"transfer", load.order.from.transfer},
+                 {"ranks", core_.shard.ranks}};
+    if (load.never) done.update({{"loads", load.order.loads}, {"never", true}});
     for (const Asked& asked : load.sources) {
-      unsaid_.emplace_back(asked.agent, load.order.from.transfer);
+      unsaid_.emplace_back(Key{asked.agent, load.order.from.transfer}, done);
     }
     if (load.wanted) report(load, load.why);
     return true;
@@ -767,9 +802,15 @@ bool Loads::end_if_over(Load& load, Time now) {
   const bool quiet = !load.order.push || all([](const Asked& asked) { return asked.told; });
   if (quiet && !std::exchange(load.reported, true)) report(load, load.why);
   if (!load.reported || !all([](const Asked& asked) { return asked.said_done; })) return false;
-  const std::lock_guard lock(mutex_);
-  return view_of(load) == nullptr || !load.why.ok() ||
-         all([](const Asked& asked) { return asked.told; });
+  {
+    const std::lock_guard lock(mutex_);
+    if (view_of(load) != nullptr && load.why.ok() &&
+        !all([](const Asked& asked) { return asked.told; })) {
+      return false;
+    }
+  }
+  decline(load, now);
+  return true;
 }
 
 void Loads::report(const Load& load, const absl::Status& status) {

@@ -78,6 +78,7 @@ class Loads {
   struct Peer {
     std::map<std::string, Time> fetched;  // from which address, and when
     bool told = false;                    // it has our metadata
+    int64_t life = 0;                     // another one begins when it went
     Time heard{};
     bool there = false;  // as of the step `looked`
     uint64_t looked = 0;
@@ -97,8 +98,10 @@ class Loads {
     bool answered = true;                     // what was asked last
     std::shared_ptr<KvMover::Source> source;  // whose blocks are read
     std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
-    size_t unknown_blocks = 0;                // in these, and their parts
-    int gone = 0;                             // how often it has said that it does not know of it
+    size_t unknown_blocks = 0;                // in these and the next, and their parts
+    std::map<uint64_t, nlohmann::json> ahead;  // said to be ready, of which one before is to come
+    uint64_t reading = 0, saying = 0;  // its numbers for this, as it answers and as it says ready
+    uint64_t next = 0;                 // of what it says
     size_t wrote = 0, writes = 0;  // messages of writes, as heard, and as it says in the end
     bool called = false;           // for this load
     bool known = false;            // it has answered: it knows what is wanted
@@ -112,6 +115,7 @@ class Loads {
     uint64_t serial = 0;
     bool wanted = false;  // else prefill may have its blocks back
     bool hears = false;
+    bool never = false;     // it was given up before it asked
     bool reported = false;  // to the engine: nothing of it moves any more
     Time started{};
     Time reading_since{}, reading{};
@@ -145,7 +149,8 @@ class Loads {
   bool is_there(const std::string& agent, Peer& peer);
   void forget_who_went();
   absl::Status say(Peer& peer, const std::string& agent, const nlohmann::json& message);
-  bool say_done(const Key& whom);
+  bool say_done(const Key& whom, const nlohmann::json& done);
+  void decline(const Load& load, Time now);
   bool end_if_over(Load& load, Time now);
   void report(const Load& load, const absl::Status& status);
 
@@ -162,7 +167,7 @@ class Loads {
   // The session's alone:
   std::list<Load> loads_;  // the oldest first
   std::map<Key, Load*> by_key_;
-  std::vector<Key> unsaid_;  // whom to tell that all of which transfer is read
+  std::vector<std::pair<Key, nlohmann::json>> unsaid_;  // who is told that nothing is read any more
   std::map<std::string, std::shared_ptr<Peer>> peers_;
   uint64_t steps_ = 0;
   std::optional<Time> stepped_;

@@ -15,7 +15,9 @@ using nlohmann::json;
 
 constexpr size_t kTurnBytes = 16 << 20;   // copied before messages are looked at again
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
+constexpr size_t kMostUnsaid = 1 << 16;   // messages to a reader that takes none
 constexpr size_t kSumsAtOnce = 2000;      // told in a message: a slow reader delays longer ones
+constexpr size_t kLookAhead = 8;          // writes of a reading that are looked at
 constexpr Time kLookForReaders = std::chrono::milliseconds(10);
 
 json gone(const std::string& transfer, const absl::Status& why = {}) {
@@ -209,18 +211,21 @@ void Sends::wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& 
 void Sends::heard(const std::string& sender, const json& message) {
   if (message.at("kind") == "want") return wanted(sender, message);
   const size_t readers = count_readers(message);
+  const bool hears = message.value("hears", json()) == true;
   const std::string transfer = message.at("transfer").get<std::string>();
-  std::unique_lock lock(mutex_);
-  const auto it = sends_.find(transfer);
-  if (it == sends_.end()) {
-    lock.unlock();
-    if (message.value("hears", json()) == true) core_.tell(sender, gone(transfer)).IgnoreError();
-    return;
+  const std::lock_guard lock(mutex_);
+  auto it = sends_.find(transfer);
+  Reading* reading = it == sends_.end() ? nullptr : find(*it->second, sender);
+  if (reading == nullptr && hears) return say(sender, lost(sender, message));
+  // One of several gave up before it asked: those that ask do not wait for it.
+  if (it == sends_.end() && message.value("never", json()) == true && readers > 1 &&
+      awaited_ < kMostAwaited) {
+    entry(transfer);
+    it = sends_.find(transfer);
   }
-  if (readers == 0) return;
+  if (it == sends_.end() || readers == 0) return;
   Send& send = *it->second;
   send.needed = std::max(send.needed, readers);
-  Reading* reading = find(send, sender);
   if (reading == nullptr) reading = &send.readings.emplace_back(Reading{.who = sender});
   if (reading->hears && !(message.value("read", json()) == true)) reading->given_up = true;
   if (!reading->push) reading->ended = true;
@@ -252,23 +257,24 @@ void Sends::close() {
   awaited_ = 0;
 }
 
+// To a reader that this has no reading of: its last word is on its way, or was lost with the
+// connection to it.
+json Sends::lost(const std::string& reader, const json& message) const {
+  const std::string transfer = message.at("transfer").get<std::string>();
+  const auto known = readers_.find(reader);
+  if (known != readers_.end() && message.value("reading", UINT64_MAX) >= known->second.since) {
+    return gone(transfer);
+  }
+  return gone(transfer, absl::UnavailableError("prefill had lost its connection to decode"));
+}
+
 // Learns how to reach a reader, and how its cache is laid out.
 absl::StatusOr<Sends::Reader> Sends::meet(const std::string& sender, const json& message) {
   const std::string metadata = message.at("metadata").get<std::string>();
   core_.agent->add_remote(absl::HexStringToBytes(metadata)).status().IgnoreError();
-  std::erase_if(readers_, [&](const auto& other) {
-    return other.first != sender && !core_.agent->has_remote(other.first);
-  });
   {
-    // What it was told before, it may not have heard, or another of its name has.
     const std::lock_guard lock(mutex_);
-    for (auto& [transfer, send] : sends_) {
-      std::erase_if(send->readings, [&sender](Reading& reading) {
-        if (reading.who != sender) return false;
-        reading.gone = reading.hears;
-        return !reading.hears;
-      });
-    }
+    forget(sender);
   }
   const absl::StatusOr<Reader> reader = core_.mover->meet(sender, message);
   if (!reader.ok()) {
@@ -277,78 +283,80 @@ absl::StatusOr<Sends::Reader> Sends::meet(const std::string& sender, const json&
   }
   json layout = core_.mover->layout(message, reader);
   layout["kind"] = "layout";
-  core_.tell(sender, layout).IgnoreError();
-  readers_.insert_or_assign(sender, reader);
+  say(sender, std::move(layout));
+  readers_.insert_or_assign(sender, Met{reader, message.value("life", int64_t{0}), next_reading_});
   return reader;
 }
 
 void Sends::wanted(const std::string& sender, const json& message) {
   const auto known = readers_.find(sender);
-  const bool first = known == readers_.end() || message.value("first", json()) == true;
-  const absl::StatusOr<Reader> reader = first ? meet(sender, message) : known->second;
+  const bool hears = message.value("hears", json()) == true;
+  const bool whole = !hears || message.contains("runs");
+  const std::string transfer = message.at("transfer").get<std::string>();
+  // One that was met is met again where it takes us for another: of its first wants the second may
+  // have come first.
+  const bool first =
+      known == readers_.end() ||
+      (message.contains("life") ? whole && message["life"] != known->second.life
+                                : message.value("first", json()) == true);
+  if (first && (!whole || message.value("again", json()) == true)) {
+    return say(sender, lost(sender, message));
+  }
+  const absl::StatusOr<Reader> reader = first ? meet(sender, message) : known->second.reader;
   if (!first && message.value("push", json()) == true && message.contains("metadata")) {
     // It may have been met as one that reads, whose memory is not known.
     core_.agent->add_remote(absl::HexStringToBytes(message["metadata"].get<std::string>()))
         .status()
         .IgnoreError();
   }
-  const std::string transfer = message.at("transfer").get<std::string>();
   const bool sure = message.value("sure", json()) == true;
+  const std::lock_guard lock(mutex_);
   if (!reader.ok()) {
-    const std::lock_guard lock(mutex_);
-    // Its done counts, even before the request comes.
+    // That it is done counts, even before the request comes.
     if (!sure && awaited_ < kMostAwaited) entry(transfer);
-    if (message.value("hears", json()) != true) return;
-    core_
-        .tell(sender,
-              gone(transfer, absl::FailedPreconditionError(absl::StrCat(
-                                 "prefill cannot read what decode says of its cache: ",
-                                 reader.status().message()))))
-        .IgnoreError();
-    return;
+    if (!hears) return;
+    return say(sender, gone(transfer, absl::FailedPreconditionError(absl::StrCat(
+                                          "prefill cannot read what decode says of its cache: ",
+                                          reader.status().message()))));
   }
-  json answer = gone(transfer);
-  {
-    const std::lock_guard lock(mutex_);
-    if (sends_.contains(transfer) ||
-        (!sure && awaited_ < kMostAwaited)) {
-      Send& send = entry(transfer);  // where it is new: the request is still on its way here
-      const bool here = !send.dropped && !send.refused && is_shown(send, sender, *reader, message);
-      const Time now = core_.clock->now();
-      if (here) {
-        answer = {{"kind", "alive"}, {"transfer", transfer}};
-        if (message.contains("at")) answer["at"] = message["at"];
-        send.expires = now + lease_;  // each want renews
-      } else if (!send.outcome.ok()) {
-        answer = gone(transfer, send.outcome);
-      }
-      Reading* const reading = here ? find(send, sender) : nullptr;
-      if (reading != nullptr && reading->hears) {
-        const double asked = message.value("lease", seconds(lease_));
-        const Time most = reading->push ? Time(std::chrono::hours(24)) : max_lease_;
-        const Time lease = asked < seconds(most) ? Time(static_cast<int64_t>(asked * 1e9)) : most;
-        if (reading->ended && !reading->finished()) {
-          answer = gone(transfer, reading->why);  // the engine may have its blocks back
-        } else {
-          reading->expires = now + lease;
-          answer["lease"] = seconds(lease);
-        }
-      }
-    }
+  const auto it = sends_.find(transfer);
+  if (hears && (it == sends_.end() || find(*it->second, sender) == nullptr)) {
+    if (!whole) return say(sender, lost(sender, message));
+    if (message.value("again", json()) == true) return;  // its first is on its way
   }
-  // Its last word waits for room: no other one may come before that.
-  const bool waits = std::any_of(unsaid_.begin(), unsaid_.end(), [&](const Message& unsaid) {
-    return unsaid.first == sender && unsaid.second.value("transfer", "") == transfer;
-  });
-  if (waits) return;
-  const absl::Status told = core_.tell(sender, answer);
-  // It is gone: the lease ends what it has not read. One that takes nothing at present asks again.
-  if (!told.ok() && !absl::IsResourceExhausted(told)) forget(sender);
+  if (it == sends_.end() && (sure || awaited_ >= kMostAwaited)) return say(sender, gone(transfer));
+  Send& send = entry(transfer);  // where it is new: the request is still on its way here
+  const bool here = !send.dropped && !send.refused && is_shown(send, sender, *reader, message);
+  if (!here) return say(sender, gone(transfer, send.outcome));
+  json answer = {{"kind", "alive"}, {"transfer", transfer}};
+  if (message.contains("at")) answer["at"] = message["at"];
+  const Time now = core_.clock->now();
+  send.expires = now + lease_;  // each want renews
+  Reading& reading = *find(send, sender);
+  if (reading.hears) {
+    const double asked = message.value("lease", seconds(lease_));
+    const Time most = reading.push ? Time(std::chrono::hours(24)) : max_lease_;
+    const Time lease = asked < seconds(most) ? Time(static_cast<int64_t>(asked * 1e9)) : most;
+    // Where it has ended the engine may have its blocks back.
+    if (reading.ended && !reading.finished()) return say(sender, gone(transfer, reading.why));
+    reading.expires = now + lease;
+    answer["lease"] = seconds(lease);
+    answer["reading"] = reading.number;
+  }
+  say(sender, std::move(answer));
 }
 
-void Sends::forget(const std::string& reader) {
-  readers_.erase(reader);
-  went_.insert(reader);
+// Its agent is gone, or it has begun anew. Locked.
+void Sends::forget(const std::string& who) {
+  readers_.erase(who);
+  unsaid_.erase(who);
+  for (auto& [transfer, send] : sends_) {
+    for (Reading& reading : send->readings) {
+      if (reading.who != who) continue;
+      reading.gone = true;
+      reading.ended |= !reading.hears;
+    }
+  }
 }
 
 Sends::Send& Sends::entry(const std::string& transfer) {
@@ -377,7 +385,10 @@ bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader
     }
     std::erase_if(send.readings, [&](const Reading& each) { return &each == known; });
   }
-  Reading reading{.who = sender, .reader = reader, .want = std::make_shared<json>(message)};
+  Reading reading{.who = sender,
+                  .number = next_reading_++,
+                  .reader = reader,
+                  .want = std::make_shared<json>(message)};
   reading.hears = message.value("hears", json()) == true;
   reading.push = message.value("push", json()) == true;
   reading.request = message.value("request", uint64_t{0});
@@ -474,6 +485,7 @@ void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>*
     if (parts.empty()) return;
     messages->emplace_back(reading.who, json{{"kind", "ready"},
                                              {"transfer", send.transfer},
+                                             {"of", {reading.number, reading.said++}},
                                              {"parts", std::exchange(parts, json::array())}});
     room = kSumsAtOnce;
   };
@@ -492,22 +504,6 @@ void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>*
     }
   }
   say();
-}
-
-// It met a queue that is full.
-void Sends::tell_again(const Message& message) {
-  const std::lock_guard lock(mutex_);
-  const auto it = sends_.find(message.second.at("transfer").get<std::string>());
-  if (it == sends_.end()) return;
-  for (Reading& reading : it->second->readings) {
-    if (reading.who != message.first || reading.shown == nullptr) continue;
-    for (const json& part : message.second.at("parts")) {
-      const auto row = part[0].get<size_t>();
-      if (row >= reading.told.size()) continue;
-      const size_t told = part[1].get<size_t>() - reading.shown->first(row);
-      reading.told[row] = std::min(reading.told[row], told);
-    }
-  }
 }
 
 // Shows a transfer to its readers, as far as it is computed. False: there is no room at present.
@@ -538,7 +534,7 @@ bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Me
           reading.writes.insert(reading.writes.end(), begun->begin(), begun->end());
           reading.written += begun->size();
         }
-      } else if (!send.dropped && !send.refused) {
+      } else if (!send.dropped && !send.refused && !unsaid_.contains(reading.who)) {
         tell_ready(send, reading, messages);
       }
     }
@@ -587,21 +583,28 @@ bool Sends::is_read(const Send& send) const {
 void Sends::look_who_went(Time now) {
   if (now - looked_ < kLookForReaders) return;
   looked_ = now;
+  std::vector<std::string> went;
   for (const auto& [agent, reader] : readers_) {
-    if (!core_.agent->has_remote(agent)) went_.insert(agent);
+    if (!core_.agent->has_remote(agent)) went.push_back(agent);
   }
-  for (const std::string& agent : went_) readers_.erase(agent);
+  for (const std::string& agent : went) forget(agent);
 }
 
 // Writes that have ended; all others are ended where nothing more is wanted.
 void Sends::follow_writes(const Send& send, Reading& reading) {
+  Agent& agent = *core_.agent;
+  const bool ends = !reading.wants() || !send.outcome.ok() || send.dropped;
+  if (ends && !std::exchange(reading.aborted, true)) {
+    for (const auto& write : reading.writes) agent.abort(write.transfer).IgnoreError();
+  }
+  size_t running = 0;
   std::erase_if(reading.writes, [&](const KvMover::Outgoing::Write& write) {
-    Agent& agent = *core_.agent;
-    if (!reading.wants() || !send.outcome.ok() || send.dropped) {
-      agent.abort(write.transfer).IgnoreError();
-    }
+    if (!ends && running == kLookAhead) return false;  // most end in their order
     const absl::StatusOr<AgentTransferState> state = agent.state(write.transfer);
-    if (state.ok() && *state == AgentTransferState::kRunning) return false;
+    if (state.ok() && *state == AgentTransferState::kRunning) {
+      ++running;
+      return false;
+    }
     if (state.ok() && *state == AgentTransferState::kDone) {
       const auto seen = agent.telemetry(write.transfer);
       if (seen.ok()) bytes_written_ += seen->bytes;
@@ -621,7 +624,6 @@ void Sends::follow_writes(const Send& send, Reading& reading) {
 void Sends::end_reading(const Send& send, Reading& reading, Time now,
                         std::vector<Message>* messages) {
   const bool was_wanted = reading.wants();
-  if (!reading.gone && went_.contains(reading.who)) reading.gone = true;
   if (!reading.hears) return;
   const bool late = now >= reading.expires && !reading.ended;
   if (late && reading.wants()) {
@@ -631,6 +633,9 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
                        "again, with a longer lease if decode's engine stands still for longer");
   }
   if (late && !reading.push) reading.ended = true;
+  if (late && !reading.push && reading.told_end && !reading.gone) {
+    messages->emplace_back(reading.who, gone(send.transfer, reading.why));  // after that word
+  }
   follow_writes(send, reading);
   if (was_wanted && !reading.wants() && !reading.finished()) ++failed_;
   if (!reading.writes.empty() || (reading.push && more_ && reading.wants())) return;
@@ -663,8 +668,8 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
 }
 
 bool Sends::step() {
-  std::vector<Message> messages = std::exchange(unsaid_, {});
-  bool busy = false;
+  std::vector<Message> messages;
+  bool busy = !deliver();
   more_ = false;
   turn_bytes_ = 0;
   {
@@ -724,15 +729,18 @@ bool Sends::step() {
       if (send.number == 0) --awaited_;
       for (const Reading& reading : send.readings) {
         if (reading.hears && !reading.told_end) {
-          messages.emplace_back(reading.who, gone(send.transfer, send.outcome));
+          messages.emplace_back(
+              reading.who,
+              gone(send.transfer, send.outcome.ok() ? absl::CancelledError("prefill gave it up")
+                                                    : send.outcome));
         }
       }
       numbers_.erase(send.number);
       it = sends_.erase(it);
     }
-    went_.clear();
   }
-  return !deliver(messages) || busy;
+  for (Message& message : messages) say(message.first, std::move(message.second));
+  return busy || !unsaid_.empty();
 }
 
 void Sends::release_blocks(Send& send) {
@@ -741,24 +749,30 @@ void Sends::release_blocks(Send& send) {
   core_.wake_engine();
 }
 
-// False: a reader takes nothing at present.
-bool Sends::deliver(const std::vector<Message>& messages) {
-  bool all = true;
-  for (const Message& message : messages) {
-    const absl::Status told = core_.tell(message.first, message.second);
-    if (told.ok()) continue;
-    if (!absl::IsResourceExhausted(told)) {
-      forget(message.first);
-      continue;
-    }
-    all = false;
-    if (message.second.at("kind") == "ready") {
-      tell_again(message);
-    } else {
-      unsaid_.push_back(message);
-    }
+// In order; what a reader does not take now, it is told later.
+void Sends::say(const std::string& reader, json message) {
+  if (!unsaid_.contains(reader)) {
+    const absl::Status told = core_.tell(reader, message);
+    // One that is gone is found so by who looks for it.
+    if (told.ok() || absl::IsInvalidArgument(told) || !core_.agent->has_remote(reader)) return;
   }
-  return all;
+  std::deque<json>& unsaid = unsaid_[reader];
+  if (unsaid.size() < kMostUnsaid) unsaid.push_back(std::move(message));
+}
+
+// False: a reader takes nothing at present.
+bool Sends::deliver() {
+  for (auto next = unsaid_.begin(); next != unsaid_.end();) {
+    const auto it = next++;
+    auto& [reader, messages] = *it;
+    while (!messages.empty()) {
+      const absl::Status told = core_.tell(reader, messages.front());
+      if (!told.ok() && !absl::IsInvalidArgument(told)) break;
+      messages.pop_front();
+    }
+    if (messages.empty() || !core_.agent->has_remote(reader)) unsaid_.erase(it);
+  }
+  return unsaid_.empty();
 }
 
 }  // namespace baton::kvtransfer::session

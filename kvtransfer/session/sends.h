@@ -6,6 +6,11 @@
 // decode: layout, ready, wrote, alive, gone; and over, the last word to a reader that asked for the
 // request or is written to: nothing of it moves any more, and why not all has come, or a payload.
 // A reader that asked has a lease of its own: when it is over, its blocks are the engine's again.
+//
+// Messages are not lost while both agents are there, but one may overtake another: ready is
+// numbered, a last word says how many writes come, and gone without a reason is no last word to a
+// reader that was served. A reader is gone when its agent says so, and never comes back as the same:
+// what it was told before it may not have heard.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +21,6 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,9 +74,17 @@ class Sends {
 
  private:
   using Reader = std::shared_ptr<const KvMover::Reader>;
+  // A decode worker, for as long as its agent is there.
+  struct Met {
+    absl::StatusOr<Reader> reader;  // an error: it is refused
+    int64_t life = 0;    // of what it knows of us
+    uint64_t since = 0;  // the first number of a reading of this life
+  };
   // A reader of a transfer.
   struct Reading {
     std::string who;  // its agent
+    uint64_t number = 0;  // no other reading has it
+    uint64_t said = 0;    // messages of what is ready
     Reader reader;
     std::shared_ptr<const nlohmann::json> want;
     std::shared_ptr<KvMover::Outgoing> shown;      // null: the engine has not opened the transfer
@@ -83,6 +95,7 @@ class Sends {
     bool push = false;                             // it is written to
     bool given_up = false;                         // by decode, before it was complete
     bool gone = false;                             // its agent
+    bool aborted = false;                          // its writes
     bool ended = false;                            // nothing is read or written for it any more
     bool told_end = false;                         // or there is no agent to be told
     absl::Status why;                              // it will not be served to the end
@@ -128,16 +141,17 @@ class Sends {
   bool serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Message>* messages);
   bool work(std::unique_lock<std::mutex>& lock, Send& send, KvMover::Outgoing& shown);
   void tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const;
-  void tell_again(const Message& message);
   void look_who_went(Time now);
-  void forget(const std::string& reader);
+  nlohmann::json lost(const std::string& reader, const nlohmann::json& message) const;
+  void forget(const std::string& who);
   void follow_writes(const Send& send, Reading& reading);
   void end_reading(const Send& send, Reading& reading, Time now, std::vector<Message>* messages);
   size_t count_readers(const nlohmann::json& message) const;
   bool is_read(const Send& send) const;
   void release_blocks(Send& send);
   void wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send);
-  bool deliver(const std::vector<Message>& messages);
+  void say(const std::string& reader, nlohmann::json message);
+  bool deliver();
 
   const Core& core_;
   const Time lease_;
@@ -154,10 +168,10 @@ class Sends {
   bool closed_ = false;
   uint64_t next_number_ = 1;
   // The session's alone:
-  std::map<std::string, absl::StatusOr<Reader>> readers_;  // an error: it is refused
-  std::set<std::string> went_;  // readers whose agents are gone
+  std::map<std::string, Met> readers_;
+  uint64_t next_reading_ = 1;
   Time looked_{};
-  std::vector<Message> unsaid_;  // of transfers that are gone, to readers that take nothing now
+  std::map<std::string, std::deque<nlohmann::json>> unsaid_;  // to readers that take nothing now
   size_t turn_bytes_ = 0;
   bool more_ = false;
 };

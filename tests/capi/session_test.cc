@@ -8,10 +8,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kBlock = 256, kBlocks = 8;
+constexpr uint64_t kBlock = 256, kSessionBlocks = 8;
 
 struct SessionInC : ::testing::Test {
-  SessionInC() : memory(kBlock * kBlocks) {
+  SessionInC() : memory(kBlock * kSessionBlocks) {
     baton_agent_options options;
     baton_agent_options_init(&options, sizeof options);
     options.name = "prefill/0";
