@@ -60,7 +60,7 @@ int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clo
   *out = nullptr;
   return guarded(agent, error, [&] {
     const std::lock_guard lock(agent->mutex);
-    if (agent->session != nullptr) {
+    if (agent->session != nullptr && agent->session->agent() != nullptr) {
       return result_of(absl::FailedPreconditionError("the agent has a session"), error);
     }
     const baton::capi::Making making;

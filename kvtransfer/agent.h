@@ -189,6 +189,7 @@ struct AgentOptions {
   // its own; of those that have gone, the first beyond 1,024 are forgotten. The thread stands still
   // while 64 MiB of messages() are unread.
   bool serve_metadata = false;
+  bool serve_thread = true;  // false: no such thread, messages() does its work
   // Where agents leave metadata for each other, by name: "etcd://HOST:PORT[,HOST:PORT...]/PREFIX",
   // "http://HOST:PORT/PATH" (a server that takes GET, PUT and DELETE below it), or "file:///FOLDER"
   // (which all agents see, and which is there: else create() is NotFound, or FailedPrecondition
@@ -289,6 +290,9 @@ class Agent {
   // a name is looked up by another thread, and the call is made again, some times a second, until
   // has_remote(). One of them says what failed in looking it up.
   absl::Status ask_metadata(std::string_view agent, std::string_view host_port);
+  // Both with "" for an agent ask whoever is there, who has this name; "": it is not reached yet.
+  // An error: the last call there was refused, or went down.
+  absl::StatusOr<std::string> name_at(std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);
   // By AgentOptions::metadata_store; FailedPrecondition without one. All return at once, and what

@@ -1,14 +1,15 @@
-// The KvConnector that moves KV over Baton's transport: one worker, its registered cache, the loads
-// it asked for (decode) and the jobs it was asked for (prefill). One object can play both sides.
+// The KvConnector over a session (kvtransfer/kv_session.h) and an agent of its own: a registered
+// cache, the loads it asked for (decode) and the jobs it was asked for (prefill). One object can
+// play both sides.
 //
 //   BatonConnectorOptions options;
 //   options.worker.name = "prefill-0";
 //   auto connector = make_baton_connector(options);
 //   auto cache = (*connector)->allocate_cache(layout);
 //
-// Threads: as KvConnector says, one engine thread calls everything. With `progress_thread` a second
-// thread moves the bytes meanwhile; without it they move inside progress(), wait() and
-// wait_for_layer() only, which is enough where the engine calls progress() between layers.
+// Threads: as KvConnector says, one engine thread calls everything. Threads of the connector's move
+// the bytes meanwhile, renew leases and answer other workers. Both ends register their cache for
+// reads and writes of workers that have the cluster's key.
 #pragma once
 
 #include <memory>
@@ -31,21 +32,15 @@ struct BatonConnectorOptions {
   // the transfer) and an instant per layer on track "arrival", with the request's id and bytes.
   WorkerOptions worker;
   KvSendMode mode = KvSendMode::kLayerwise;
-  // Default: only over a shaped link, which must move bytes while the engine computes.
-  std::optional<bool> progress_thread;
-  // Prefill: decode workers may read the cache, so that their loads can pull (KvLoad::pull). A
-  // worker that has been offered blocks can read all of the cache, as a prefill worker can write
-  // all of decode's. False: such loads are refused.
+  std::optional<bool> progress_thread;  // without effect: there always is one
+  // Prefill: loads may pull (KvLoad::pull). False: such loads are refused.
   bool allow_pull = false;
   // Prefill: the longest lease that it grants them, and so the longest that blocks are held for a
   // decode worker that died.
   Time max_lease = patient(std::chrono::seconds(60));
-  // Prefill: a thread answers decode workers who ask whether this one is alive (KvLoad::silence),
-  // whatever keeps the engine's thread. It sleeps while that is inside wait(). Without it they hear
-  // an answer when the engine calls progress().
-  bool answer_thread = false;
-  int progress_cpu = -1;   // pin that thread to this core; -1: do not
-  bool huge_pages = true;  // for the cache, where the machine has some
+  bool answer_thread = false;  // without effect: there always is one
+  int progress_cpu = -1;       // without effect
+  bool huge_pages = true;      // for the cache, where the machine has some
 };
 
 // Errors: what Worker::create() says.
@@ -53,7 +48,8 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
     const BatonConnectorOptions& options);
 
 // Over a worker that is there already, made with `options.worker`: for whoever must drive it too,
-// as a simulated fabric does. The connector takes every notification and peer event of it.
+// as a simulated fabric does. The connector takes every notification and peer event of it, and
+// bytes move in its calls only.
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
                                                   const BatonConnectorOptions& options);
 

@@ -61,13 +61,20 @@ using KvRequestId = uint64_t;  // chosen by the decode worker, unique in it
 // KV that another engine hands over by name: the agent that has it, where that listens (host:port),
 // and what it calls the transfer. `finished`: it has computed the prompt, so that it must know of
 // the transfer. `ranks`: its tensor-parallel degree; worker k of it is agent/k, at the address'
-// port plus k.
+// port plus k; or `address` names all of them, with commas in between. Each may also be what
+// Agent::address() says.
 struct KvTransfer {
+  // Instead of `agent`, `address` and `ranks`: each worker of the prefill, in the order of ranks.
+  struct At {
+    std::string agent;
+    std::string address;
+  };
   std::string transfer;
   std::string agent;
   std::string address;
   bool finished = false;
   uint32_t ranks = 1;
+  std::vector<At> workers{};
 };
 
 // Decode asks for the KV of tokens [first_token, tokens.size()).
@@ -77,9 +84,11 @@ struct KvLoad {
   // Instead: the addresses of a tensor-parallel group, in the order of ranks. Each sends its share
   // of the heads (KvShare in kv_plan.h); those that have none are not asked.
   std::vector<std::string> shards;
-  // Instead: what is handed over, for sources that take part in that (engine/handoff); connectors
-  // do not (InvalidArgument).
+  // Instead: what is handed over, for sources that take part in that (KvSession); connectors do not
+  // (InvalidArgument).
   std::optional<KvTransfer> transfer;
+  bool ask = false;   // of a transfer: prefill is asked to compute `tokens` (KvOrder::tokens)
+  bool push = false;  // of a transfer: prefill writes the blocks, instead of being read
   // The request's name at both ends, at most 256 bytes; "": none. Loads with the same key are one
   // job, and of the same tokens as far as both go (else InvalidArgument).
   std::string key;
@@ -94,7 +103,7 @@ struct KvLoad {
   // (Unavailable); zero: any time. It is asked several times meanwhile. Only time in which this
   // worker looked counts, so call progress() or wait() often. A prefill worker that is silent
   // refuses further loads at once, until it is heard of again. One of an older release does not
-  // answer: it is waited for until `timeout`. See also BatonConnectorOptions::answer_thread.
+  // answer: it is waited for until `timeout`.
   Time silence{};
   // Read the blocks out of prefill's memory instead of having them written here. Prefill has to
   // allow it (BatonConnectorOptions::allow_pull); one that does not, or that is older than pulling,

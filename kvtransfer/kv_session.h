@@ -1,6 +1,6 @@
 // KvSession: KV of requests that goes from the engine that computes a prompt (prefill) to the one
-// that continues it (decode), by the name of a transfer. Prefill offers, decode reads, a lease
-// bounds what either waits for. Nothing is ever written into another engine.
+// that continues it (decode), by the name of a transfer. Prefill offers and decode reads, or decode
+// names blocks and prefill writes them; a lease bounds what either waits for.
 //
 //   decode                                        prefill
 //                                                 open("t1", tokens)
@@ -11,16 +11,22 @@
 //   layers_loaded(id) grows --- reads -->         hold(send)
 //   end_load(id)            --- done -->          released(): the blocks are free again
 //
+// With KvOrder::push prefill writes instead, as it computes, and says when all is written. Where
+// prefill has not heard of the request otherwise, the want asks it to compute the prompt
+// (KvOrder::tokens; next_asked()).
+//
 // Either may be first. A name is one request's: two that have it get neither's KV. Each want renews
 // the lease; what no reader asks for is released when the lease is over. A prefill that says
 // nothing for a load's `silence` has failed, and so has a load that is older than its `timeout`:
-// the engine computes the prompt then. A load is over when no byte of it moves any more.
+// the engine computes the prompt then. A load is over when no byte of it moves any more: one that
+// is written when prefill has said so, or is gone.
 //
 // What the caches look like is a mover's (kvtransfer/session/kv_mover.h): it lays blocks out for a
 // reader, checks what was read by its checksums and puts it into place.
 //
 // Messages are JSON objects between agents. From decode: want (also a sign of life) and done. To
-// decode: layout, ready, alive and gone. docs/vllm.md is the manual of what they are for.
+// decode: layout, ready, wrote, alive, over and gone. docs/vllm.md is the manual of what they are
+// for.
 //
 // Threads: one engine thread calls everything but params_of() and stats(); a thread of the
 // session's own moves everything on. The engine's calls hold a lock for moments; restart(), drop()
@@ -64,12 +70,16 @@ struct KvSessionOptions {
   // Takes its place, and outlives the session's close(): with serve_metadata, named as said below.
   // Its messages are the session's.
   Agent* agent = nullptr;
+  std::shared_ptr<Agent> own_agent;  // instead of that: it ends with the session
   KvWorker shard;
   std::string name;  // unique among engines that meet; its agents are name/0, name/1 ...
   std::string host = "127.0.0.1";  // where others reach it
   uint16_t port = 0;               // what it listens on; 0: any
   // How long blocks stay that no engine asks for.
   Time lease = patient(std::chrono::seconds(60));
+  // The longest that a reader who asks for a lease (KvOrder::lease) gets.
+  Time max_lease = patient(std::chrono::seconds(60));
+  bool may_be_read = true;  // false: those who ask without push are refused
   // Key, providers, settings and listen_host; its name and port are made of what is above.
   WorkerOptions worker;
   const Clock* clock = nullptr;  // default: Clock::steady()
@@ -91,6 +101,24 @@ struct KvOrder {
   KvTransfer from{};
   std::vector<KvRun> runs{};
   Time timeout{}, silence{};  // as those of KvLoad
+  bool push = false;          // prefill writes the blocks, instead of being read
+  // Prefill is asked to compute these, from the start of the sequence; those before first_token are
+  // here already. Empty: it hears of the request otherwise.
+  std::vector<int32_t> tokens{};
+  uint32_t first_token = 0;
+  uint32_t loads = 0;    // that read one worker of prefill; 0: as many as KvWorker::ranks says
+  Time lease{};          // for how long prefill keeps blocks without a sign of life; 0: its own
+  std::string decode{};  // what prefill calls who asks (KvAsked::decode); "": the agent's name
+};
+
+// What a decode engine asks prefill to compute.
+struct KvAsked {
+  std::string transfer;  // to open()
+  std::vector<int32_t> tokens;
+  uint32_t first_token = 0;
+  uint32_t loads = 0;       // KvOrder::loads
+  KvRequestId request = 0;  // decode's number for it, for timelines
+  std::string decode;       // its agent
 };
 
 // A load that is over: nothing of it moves any more.
@@ -118,6 +146,7 @@ class KvSession : public KvSource {
   int event_fd() const;
   // Statistics of the worker that moves the bytes. Any thread, until close().
   WorkerStats stats() const;
+  KvConnectorStats session_stats();
   // Host and port, as decode has to be told.
   const std::string& address() const;
   // Hands out what came and moves everything on. Whether anything is under way. Of the thread that
@@ -143,6 +172,18 @@ class KvSession : public KvSource {
   // It has ended otherwise: nothing more is handed over. Nothing reads its blocks when this
   // returns.
   void drop(uint64_t send);
+  // Likewise, but its readers hear why, and its blocks stay as they are until released() names it.
+  void fail(uint64_t send, const absl::Status& why);
+  // A request that decode wants to be computed and that was not open()ed: open it, or refuse it.
+  std::optional<KvAsked> next_asked();
+  // Its readers hear why.
+  void refuse(absl::string_view transfer, const absl::Status& why);
+  // False when all of its readers are gone, or want no more of it: stop computing it.
+  bool is_wanted(uint64_t send);
+  // So many readers come, and until `lease` from now.
+  void expect(uint64_t send, uint32_t loads, Time lease);
+  // For its readers, with the last of the blocks: the first token, sampling state. Before hold().
+  void give(uint64_t send, std::string payload);
   // Held requests whose blocks became free since the last call.
   std::vector<uint64_t> released();
   std::optional<uint64_t> next_released();  // one of these
@@ -161,6 +202,12 @@ class KvSession : public KvSource {
   absl::Status load(KvOrder order);
   // One that is over, and is forgotten by this: instead of load_status() and end_load().
   std::optional<KvLoaded> next_loaded();
+  // Moves its deadline to `timeout` from now. NotFound: there is no such load.
+  absl::Status renew_load(KvRequestId id, Time timeout);
+  // What prefill gave. Unavailable: not yet. NotFound: there is no such load.
+  absl::StatusOr<std::string> payload(KvRequestId id);
+  // Blocks of a load, of all its runs in their order, of which not all has come.
+  std::vector<uint32_t> failed_blocks(KvRequestId id);
 
  protected:
   KvSession(KvSession&& other) noexcept;

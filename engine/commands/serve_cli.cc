@@ -35,9 +35,7 @@
 #include "engine/serve/metrics.h"
 #include "engine/serve/prometheus_text.h"
 #include "engine/shard/follower.h"
-#include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
-#include "kvtransfer/baton_connector.h"
 #include "kvtransfer/store/store_client.h"
 #include "transport/base/durations.h"
 
@@ -133,22 +131,43 @@ absl::Status use_kv_tiers(ServeFlags& flags, int rank) {
   return absl::OkStatus();
 }
 
-// The connector of one rank of the server. Null if it hands no KV to others.
-absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
-                                                                        int rank,
-                                                                        Timeline* timeline) {
-  if (flags.role == "all") return nullptr;
-  kvtransfer::BatonConnectorOptions options;
-  options.worker.name = absl::StrCat(flags.role, "-", flags.port);
-  if (flags.ranks.size > 1) absl::StrAppend(&options.worker.name, "-rank-", rank);
+// The KV session of one rank of the server; null if it hands no KV to others and takes none.
+absl::StatusOr<std::unique_ptr<handoff::HandOff>> make_session(const ServeFlags& flags,
+                                                               const Model& model,
+                                                               Timeline* timeline) {
+  if (flags.role == "all" && flags.kv_agent.empty()) return nullptr;
+  const ModelShard shard = model.shard();
+  handoff::HandOffOptions options;
+  options.shard = {.rank = static_cast<uint32_t>(shard.rank),
+                   .ranks = static_cast<uint32_t>(shard.ranks),
+                   .heads = static_cast<uint32_t>(model.config().num_kv_heads)};
+  int port = flags.kv_port;
+  if (flags.kv_agent.empty()) {
+    options.name = flags.session_name;
+    options.model = model.fingerprint();
+    options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
+    options.staging_bytes = size_t{1} << 20;  // for engines of other makes, of which there are none
+  } else {
+    options.name = flags.kv_agent;
+    const size_t colon = flags.kv_agent_address.rfind(':');
+    options.host = flags.kv_agent_address.substr(0, colon);
+    if (port == 0) port = std::stoi(flags.kv_agent_address.substr(colon + 1));
+    options.worker.listen_host = flags.kv_host;
+    options.staging_bytes = flags.kv_staging_mib << 20;
+    options.model = flags.kv_identity;
+    if (options.model.empty()) {
+      absl::StatusOr<std::string> digest = handoff::checkpoint_digest(flags.model);
+      if (!digest.ok()) return digest.status();
+      options.model = *std::move(digest);
+    }
+  }
+  options.port = port == 0 ? uint16_t{0} : static_cast<uint16_t>(port + shard.rank);
+  options.fingerprint = model.fingerprint();
+  options.lease = std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.kv_lease));
   options.worker.providers = flags.providers;
   options.worker.settings = flags.settings;
-  options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
-  options.worker.listen_port =
-      flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
   options.worker.advertise = flags.kv_advertise;
   options.worker.timeline = timeline;
-  options.answer_thread = flags.role == "prefill";
   if (!flags.key_file.empty()) {
     absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
     if (!key.ok()) return key.status();
@@ -159,46 +178,14 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
     if (!shape.ok()) return shape.status();
     options.worker.shape = *shape;
   }
-  return kvtransfer::make_baton_connector(options);
-}
-
-// Metrics of the workers that move KV. Either may be null: not used.
-std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
-                              const handoff::HandOff* hand_off) {
-  std::vector<serve::NamedWorkerStats> workers;
-  if (connector != nullptr) {
-    workers.push_back({"connector", kvtransfer::worker_stats(*connector)});
-  }
-  if (hand_off != nullptr) workers.push_back({"kv_agent", hand_off->stats()});
-  return serve::worker_metrics(workers);
-}
-
-// Null where none was asked for.
-absl::StatusOr<std::unique_ptr<handoff::HandOff>> make_hand_off(const ServeFlags& flags,
-                                                                const Model& model) {
-  if (flags.kv_agent.empty()) return nullptr;
-  handoff::HandOffOptions options;
-  options.name = flags.kv_agent;
-  const size_t colon = flags.kv_agent_address.rfind(':');
-  options.host = flags.kv_agent_address.substr(0, colon);
-  options.port = static_cast<uint16_t>(std::stoul(flags.kv_agent_address.substr(colon + 1)));
-  options.fingerprint = model.fingerprint();
-  options.lease = std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.kv_lease));
-  options.staging_bytes = flags.kv_staging_mib << 20;
-  options.worker.providers = flags.providers;
-  options.worker.settings = flags.settings;
-  if (!flags.key_file.empty()) {
-    absl::StatusOr<ClusterKey> key = ClusterKey::from_file(flags.key_file);
-    if (!key.ok()) return key.status();
-    options.worker.key = *std::move(key);
-  }
-  options.model = flags.kv_identity;
-  if (options.model.empty()) {
-    absl::StatusOr<std::string> digest = handoff::checkpoint_digest(flags.model);
-    if (!digest.ok()) return digest.status();
-    options.model = *std::move(digest);
-  }
   return handoff::HandOff::create(std::move(options));
+}
+
+// Metrics of the worker that moves KV, if there is one.
+std::string kv_worker_metrics(const handoff::HandOff* session) {
+  if (session == nullptr) return "";
+  const serve::NamedWorkerStats worker{"kv_agent", session->stats()};
+  return serve::worker_metrics({&worker, 1});
 }
 
 http::HttpListenerOptions listener_options(const ServeFlags& flags) {
@@ -243,16 +230,16 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
 
 // A rank behind rank 0: until that ends.
 absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& model) {
-  auto connector = make_connector(flags, model.shard().rank, nullptr);
-  if (!connector.ok()) {
-    group.abort(connector.status());
-    return connector.status();
+  auto session = make_session(flags, model, nullptr);
+  if (!session.ok()) {
+    group.abort(session.status());
+    return session.status();
   }
   auto follower = shard::Follower::create(group, model,
                                           {.limits = flags.engine.limits(),
                                            .role = flags.role,
                                            .threads = flags.engine.threads,
-                                           .connector = connector->get(),
+                                           .session = session->get(),
                                            .tiers = flags.engine.tiers.of_rank(model.shard())});
   return follower.ok() ? (*follower)->run() : follower.status();
 }
@@ -289,21 +276,9 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     timeline.emplace(flags.role);
     flags.engine.timeline = &*timeline;
   }
-  auto made = make_connector(flags, 0, flags.engine.timeline);
-  if (!made.ok()) return made.status();
-  std::unique_ptr<kvtransfer::KvConnector> connector = *std::move(made);
-  const kvtransfer::KvConnector* const own = connector.get();  // of rank 0
-  std::string kv_address;
-  if (connector != nullptr) {
-    if (leader != nullptr) {
-      auto ranks = shard::RanksConnector::create(*leader, std::move(connector));
-      if (!ranks.ok()) return ranks.status();
-      connector = *std::move(ranks);
-    }
-    kv_address = connector->address();
-    flags.engine.role =
-        flags.role == "prefill" ? serve::EngineRole::kPrefill : serve::EngineRole::kDecode;
-  }
+  auto session = make_session(flags, loaded->model, flags.engine.timeline);
+  if (!session.ok()) return session.status();
+  flags.engine.hand_off = session->get();
   flags.engine.load_timeout =
       std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.load_timeout));
   flags.engine.load_silence =
@@ -311,11 +286,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   flags.engine.on_load_failure = flags.on_load_failure == "fail"
                                      ? serve::LoadFailurePolicy::kFail
                                      : serve::LoadFailurePolicy::kRecompute;
-  auto hand_off = make_hand_off(flags, loaded->model);
-  if (!hand_off.ok()) return hand_off.status();
-  flags.engine.hand_off = hand_off->get();
-  auto engine =
-      serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine, connector.get());
+  auto engine = serve::Engine::create(loaded->model, loaded->tokenizer, flags.engine);
   if (!engine.ok()) return engine.status();
   report_device(loaded->runner.get(), stdout);
   {
@@ -329,21 +300,23 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .chat_template = loaded->chat_template,
          .defaults =
              flags.generation_config == "auto" ? loaded->defaults : serve::SamplingDefaults{},
-         .kv_address = kv_address,
+         .kv_address = flags.role == "all" ? "" : (*engine)->kv_address(),
          .kv_agent = flags.kv_agent,
-         .kv_agent_address = *hand_off == nullptr ? "" : (*hand_off)->address(),
+         .kv_agent_address = flags.kv_agent.empty() ? "" : (*session)->address(),
+         .kv_agent_ranks = shard.ranks,
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics = [own, agent = hand_off->get()] { return kv_worker_metrics(own, agent); },
+         .more_metrics =
+             [agent = session->get()] { return kv_worker_metrics(agent); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
     if ((*engine)->tiers() != nullptr) {
       std::printf("KV tiers: %s\n", (*engine)->tiers()->explain().c_str());
     }
-    if (*hand_off != nullptr) {
-      std::printf("KV agent: %s at %s\n", flags.kv_agent.c_str(), (*hand_off)->address().c_str());
+    if (!flags.kv_agent.empty()) {
+      std::printf("KV agent: %s at %s\n", flags.kv_agent.c_str(), (*session)->address().c_str());
     }
     report_ready(flags, (*server)->port());
     // Ranks that have failed compute nothing any more: their requests have ended.
@@ -371,6 +344,9 @@ int serve_rank(ServeFlags& flags, const launch::Place& place, const sigset_t& si
 }
 
 absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
+  std::random_device random;  // no other server's session has this name
+  flags.session_name =
+      absl::StrCat(flags.role, "-", flags.port, "-", absl::Hex(random()), "-", absl::Hex(random()));
   if (flags.kv_port != 0 && flags.kv_port + flags.ranks.size - 1 > UINT16_MAX) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-port ", flags.kv_port, ": each of the ", flags.ranks.size,

@@ -161,6 +161,10 @@ void add_role_flags(CLI::App& app, ServeFlags& flags) {
                  "decode: ... and for a prefill worker to send a sign of life; 0: no limit")
       ->check(real_number(0, kDay))
       ->capture_default_str();
+  app.add_flag("--kv-push,!--kv-pull", flags.engine.push,
+               "decode: prefill writes a prompt's KV into this server's cache, or this server reads "
+               "it from prefill's (default: what this server asked for is written, what was handed "
+               "over by vLLM's kv_transfer_params is read)");
   app.add_option("--on-load-failure", flags.on_load_failure,
                  "decode: recompute a prompt whose KV does not arrive, or fail the request")
       ->check(one_of({"recompute", "fail"}))
@@ -302,9 +306,6 @@ absl::Status check_device(const ServeFlags& flags) {
   if (flags.ranks.size > 1) {
     return refuse("tensor-parallel ranks compute on the CPU: leave out --tensor-parallel-size");
   }
-  if (!flags.kv_agent.empty()) {
-    return refuse("KV of a device cannot be handed over by name yet: leave out --kv-agent");
-  }
   return absl::OkStatus();
 }
 
@@ -319,10 +320,6 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("--kv-agent is for servers that compute: leave it out here");
-  }
-  if (!flags.kv_agent.empty() && flags.ranks.size > 1) {
-    return absl::InvalidArgumentError(
-        "--kv-agent needs a model in one rank: leave out --kv-agent or --tensor-parallel-size");
   }
   for (const CLI::Option* option : of_router) {
     if (option->count() == 0) continue;

@@ -57,6 +57,7 @@ struct ServeFlags {
   serve::EngineOptions engine;
   std::string on_load_failure = "recompute";
   // KV transfer.
+  std::string session_name;  // of ranks that this process forks
   std::string kv_host;
   uint16_t kv_port = 0;
   std::string kv_advertise;
@@ -65,7 +66,7 @@ struct ServeFlags {
   SettingValues settings;
   std::string link;
   std::string timeline;
-  // KV that is handed over by name.
+  // ... to and from engines of other makes.
   std::string kv_agent;
   std::string kv_agent_address;
   std::string kv_identity;

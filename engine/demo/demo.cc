@@ -133,12 +133,12 @@ absl::Status Demo::start() {
   std::random_device random;
   std::string secret;
   for (int i = 0; i < 8; ++i) absl::StrAppend(&secret, absl::Hex(random(), absl::kZeroPad8));
-  const auto spawn = [&](serve::EngineRole role, const char* name, int cpu, int other) {
-    return DemoProcess::fork({role, name, options_.model, secret, cpu, other});
+  const auto spawn = [&](bool session, const char* name, int cpu) {
+    return DemoProcess::fork({name, session, options_.model, secret, cpu});
   };
-  auto alone = spawn(serve::EngineRole::kAll, "one process", first, second);
-  auto prefill = spawn(serve::EngineRole::kPrefill, "prefill", first, second);
-  auto decode = spawn(serve::EngineRole::kDecode, "decode", second, first);
+  auto alone = spawn(false, "one process", first);
+  auto prefill = spawn(true, "prefill", first);
+  auto decode = spawn(true, "decode", second);
   for (const auto* process : {&alone, &prefill, &decode}) {
     if (!process->ok()) return process->status();
   }

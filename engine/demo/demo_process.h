@@ -22,12 +22,11 @@
 namespace baton::engine::demo {
 
 struct DemoProcessOptions {
-  serve::EngineRole role = serve::EngineRole::kAll;
-  std::string name;  // for messages and timelines
+  std::string name;      // for messages and timelines
+  bool session = false;  // it moves KV to or from another
   std::string model;
   std::string secret;  // cluster key of this demo
   int cpu = 0;         // that computes
-  int other_cpu = 0;   // that moves bytes meanwhile
 };
 
 // The parent's handle. The child ends with it, and with the parent.

@@ -1,4 +1,4 @@
-// A worker process of the demo: a model, and an engine with a connector between start and stop.
+// A worker process of the demo: a model, and an engine with a session between start and stop.
 #include <poll.h>
 #include <sched.h>
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "engine/demo/demo_process.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/serve/loaded_model.h"
-#include "kvtransfer/baton_connector.h"
 
 namespace baton::engine::demo {
 namespace {
@@ -56,41 +56,41 @@ class DemoWorker {
       model_.emplace(*std::move(loaded));
     }
     engine_.reset();
-    connector_.reset();
+    session_.reset();
     timeline_ = std::make_unique<Timeline>(options_.name);
-    if (options_.role != serve::EngineRole::kAll) {
-      kvtransfer::BatonConnectorOptions options;
-      options.worker.name = options_.name;
+    if (options_.session) {
+      handoff::HandOffOptions options;
+      options.name = options_.name;
+      options.model = options.fingerprint = model_->model.fingerprint();
+      options.shard.heads = static_cast<uint32_t>(model_->model.config().num_kv_heads);
+      options.staging_bytes = size_t{1} << 20;
       options.worker.providers = command["providers"].get<std::vector<std::string>>();
       options.worker.settings = command["settings"].get<SettingValues>();
       absl::StatusOr<ClusterKey> key = ClusterKey::from_bytes(options_.secret);
       if (!key.ok()) return key.status();
       options.worker.key = *std::move(key);
       const std::string link = command["link"];
-      if (!link.empty() && options_.role == serve::EngineRole::kPrefill) {  // the side that sends
+      if (!link.empty() && options_.name == "prefill") {  // the side that sends
         absl::StatusOr<LinkShape> shape = LinkShape::parse(link);
         if (!shape.ok()) return shape.status();
         options.worker.shape = *shape;
-        options.progress_cpu = options_.other_cpu;
       }
-      if (command["serialized"]) options.mode = kvtransfer::KvSendMode::kSerialized;
       options.worker.timeline = timeline_.get();
-      auto connector = kvtransfer::make_baton_connector(options);
-      if (!connector.ok()) return connector.status();
-      connector_ = *std::move(connector);
+      auto session = handoff::HandOff::create(std::move(options));
+      if (!session.ok()) return session.status();
+      session_ = *std::move(session);
     }
     // Without the prefix cache: every run computes and moves its whole prompt.
-    serve::EngineOptions options{.role = options_.role,
-                                 .blocks = 1024,
+    serve::EngineOptions options{.blocks = 1024,
                                  .prefix_cache = false,
                                  .threads = 1,
+                                 .hand_off = session_.get(),
+                                 .serialize_sends = command.value("serialized", false),
                                  .timeline = timeline_.get()};
-    auto engine =
-        serve::Engine::create(model_->model, model_->tokenizer, options, connector_.get());
+    auto engine = serve::Engine::create(model_->model, model_->tokenizer, options);
     if (!engine.ok()) return engine.status();
     engine_ = *std::move(engine);
-    return json{{"address", connector_ != nullptr ? connector_->address() : ""},
-                {"context", engine_->max_context()}};
+    return json{{"address", engine_->kv_address()}, {"context", engine_->max_context()}};
   }
 
   absl::StatusOr<json> run(const json& command) {
@@ -138,19 +138,20 @@ class DemoWorker {
 
   absl::StatusOr<json> stop() {
     finish();
-    const kvtransfer::KvConnectorStats stats = engine_->connector_stats();
+    const uint64_t bytes = engine_->stats().kv_bytes_sent;
+    const std::string route =
+        session_ != nullptr ? session_->agent()->explain("prefill/0") : "";  // of decode
     engine_.reset();
-    connector_.reset();
-    return json{{"timeline", json::parse(timeline_->to_json())},
-                {"route", stats.route},
-                {"bytes", stats.bytes_sent}};
+    session_.reset();
+    return json{
+        {"timeline", json::parse(timeline_->to_json())}, {"route", route}, {"bytes", bytes}};
   }
 
   const DemoProcessOptions options_;
   const int socket_;
   std::optional<serve::LoadedModel> model_;
   std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<kvtransfer::KvConnector> connector_;
+  std::unique_ptr<handoff::HandOff> session_;
   std::unique_ptr<serve::Engine> engine_;
   uint64_t next_id_ = 1;
 };

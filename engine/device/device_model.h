@@ -94,6 +94,7 @@ class DeviceModel final : public ModelRunner {
   // Memory that adapters and other processes may be given, as far as the device can do that. The
   // last one's is given back when there is another.
   absl::StatusOr<void*> allocate_cache(size_t bytes) override;
+  std::optional<int> device() const override { return gpu_->device().ordinal(); }
   absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
                        float* logits) override;
   absl::Status alive() const override { return gpu_->alive(); }

@@ -58,14 +58,19 @@ void for_each_number(const ForeignLayout& layout, size_t number, const KvCache& 
   const size_t end = std::min(tokens.end, first + layout.block_tokens);
   const auto size = static_cast<size_t>(cache.geometry().head_dim);
   const Steps keys(layout.key), values(layout.value);
+  const uint32_t own_end = tokens.first_head + static_cast<uint32_t>(cache.geometry().kv_heads);
+  const uint32_t first_head = std::max(layout.first_head, tokens.first_head);
+  const uint32_t end_head = std::min(layout.held().end, own_end);
   for (size_t token = begin; token < end; ++token) {
     const uint32_t block = tokens.blocks[token / kBlockTokens - tokens.first_block];
     const size_t slot = token % kBlockTokens;
-    for (uint32_t head = 0; head < layout.heads; ++head) {
-      uint16_t* key = cache.key(layer, block, static_cast<int>(head)) + slot;
-      uint16_t* value = cache.value(layer, block, static_cast<int>(head)) + slot * size;
-      const size_t key_at = keys.start + keys.heads[head] + keys.tokens[token - first];
-      const size_t value_at = values.start + values.heads[head] + values.tokens[token - first];
+    for (uint32_t head = first_head; head < end_head; ++head) {
+      const auto own = static_cast<int>(head - tokens.first_head);
+      const uint32_t its = head - layout.first_head;
+      uint16_t* key = cache.key(layer, block, own) + slot;
+      uint16_t* value = cache.value(layer, block, own) + slot * size;
+      const size_t key_at = keys.start + keys.heads[its] + keys.tokens[token - first];
+      const size_t value_at = values.start + values.heads[its] + values.tokens[token - first];
       for (size_t i = 0; i < size; ++i) {
         move(key[i * kBlockTokens], key_at + keys.elements[i]);
         move(value[i], value_at + values.elements[i]);

@@ -22,10 +22,12 @@ struct OwnTokens {
   size_t end = 0;
   size_t first_block = 0;
   absl::Span<const uint32_t> blocks;
+  uint32_t first_head = 0;  // the model's number of the cache's first
 };
 
 // `foreign`: block number `number` of the same sequence, of a layout that fits the cache's
-// geometry. Of `tokens` those that lie in it are written into the cache's `layer`.
+// geometry. Of `tokens` those that lie in it are written into the cache's `layer`: the heads that
+// both have.
 void read_block(const ForeignLayout& layout, const std::byte* foreign, size_t number,
                 const KvCache& cache, int layer, const OwnTokens& tokens);
 

@@ -43,10 +43,12 @@ KvPacking::Axis axis(uint64_t count, uint64_t stride) {
 
 }  // namespace
 
-ForeignLayout ForeignLayout::own(const KvGeometry& geometry) {
+ForeignLayout ForeignLayout::own(const KvGeometry& geometry, uint32_t ranks, uint32_t rank) {
   ForeignLayout layout;
   layout.block_tokens = static_cast<uint32_t>(geometry.block_tokens);
-  layout.heads = layout.total_heads = static_cast<uint32_t>(geometry.kv_heads);
+  layout.heads = static_cast<uint32_t>(geometry.kv_heads);
+  layout.total_heads = layout.heads * ranks;
+  layout.first_head = layout.heads * rank;
   layout.head_size = static_cast<uint32_t>(geometry.head_dim);
   layout.bytes = geometry.block_bytes();
   layout.dtype = KvDtype::kBfloat16;
@@ -108,12 +110,18 @@ json ForeignLayout::say() const {
   return said;
 }
 
-absl::Status ForeignLayout::fits(const KvGeometry& geometry) const {
-  if (heads != static_cast<uint32_t>(geometry.kv_heads) ||
-      head_size != static_cast<uint32_t>(geometry.head_dim)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "its cache has ", heads, " KV heads of ", head_size, ", this model's ", geometry.kv_heads,
-        " of ", geometry.head_dim, ": give both the same model, in one tensor-parallel rank each"));
+absl::Status ForeignLayout::place(const KvGeometry& geometry, uint32_t total, uint32_t ranks,
+                                  uint32_t rank) {
+  const kvtransfer::KvHeads usual = kvtransfer::shard_heads(total, ranks, rank);
+  if (total_heads == heads && usual.end - usual.first == heads) {
+    total_heads = total;
+    first_head = usual.first;
+  }
+  if (total_heads != total || head_size != static_cast<uint32_t>(geometry.head_dim)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " of ", ranks, " has ", heads, " KV heads of ", head_size,
+                     " in its cache, and this model has ", total, " of ", geometry.head_dim,
+                     ": give both the same model"));
   }
   std::vector<uint32_t> sorted = layers;
   std::sort(sorted.begin(), sorted.end());
@@ -125,6 +133,23 @@ absl::Status ForeignLayout::fits(const KvGeometry& geometry) const {
                      " layers once: it has ", layers.size()));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<ForeignLayout> ForeignLayout::part(kvtransfer::KvHeads some) const {
+  if (some == held()) return *this;
+  ForeignLayout out = *this;
+  if (key.heads.size() != 1 || value.heads.size() != 1) {
+    return absl::FailedPreconditionError(
+        "its heads are packed in tiles, which cannot be shared out: use as many tensor-parallel "
+        "ranks at both ends");
+  }
+  out.heads = some.end - some.first;
+  out.first_head = some.first;
+  for (KvPacking::Places* places : {&out.key, &out.value}) {
+    places->start += (some.first - first_head) * places->heads[0].stride;
+    places->heads = axis(out.heads, places->heads[0].stride);
+  }
+  return out;
 }
 
 }  // namespace baton::engine::handoff

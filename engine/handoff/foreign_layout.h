@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/kv_packing.h"
+#include "kvtransfer/kv_plan.h"
 
 namespace baton::engine::handoff {
 
@@ -25,13 +26,19 @@ namespace baton::engine::handoff {
 struct ForeignLayout : kvtransfer::KvPacking {
   std::vector<uint32_t> layers;  // the model's numbers, in the order of the cache's rows
 
-  // That of this engine's cache.
-  static ForeignLayout own(const KvGeometry& geometry);
+  // That of a cache of this engine's make, of rank `rank` of `ranks`.
+  static ForeignLayout own(const KvGeometry& geometry, uint32_t ranks = 1, uint32_t rank = 0);
   // InvalidArgument: what is missing, out of range, or would put two numbers into one place.
   static absl::StatusOr<ForeignLayout> parse(const nlohmann::json& said);
   nlohmann::json say() const;
-  // FailedPrecondition where blocks like these cannot hold this model's KV, and why.
-  absl::Status fits(const KvGeometry& geometry) const;
+  // FailedPrecondition where blocks like these, of rank `rank` of `ranks` of an engine, cannot hold
+  // the KV of a model with these layers and `total` heads, and why. Else their heads' numbers are
+  // known, where they were not said.
+  absl::Status place(const KvGeometry& geometry, uint32_t total, uint32_t ranks, uint32_t rank);
+  kvtransfer::KvHeads held() const { return {first_head, first_head + heads}; }
+  // The same blocks, of which these heads alone are looked at. FailedPrecondition where they follow
+  // each other in no row.
+  absl::StatusOr<ForeignLayout> part(kvtransfer::KvHeads some) const;
 
   bool operator==(const ForeignLayout&) const = default;
 };

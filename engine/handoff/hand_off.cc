@@ -8,11 +8,26 @@
 
 namespace baton::engine::handoff {
 
-absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache) {
+absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache,
+                                   std::optional<int> device, int file) {
+  const KvGeometry& geometry = cache.geometry();
+  const kvtransfer::Descriptor memory{.address = reinterpret_cast<uint64_t>(cache.base()),
+                                      .bytes = geometry.cache_bytes(cache.num_blocks()),
+                                      .device = static_cast<uint64_t>(device.value_or(0))};
+  const absl::Status status =
+      file >= 0 ? hand_off.agent()->register_mapped(memory, file)
+                : hand_off.agent()->register_memory(absl::MakeConstSpan(&memory, 1),
+                                                    device.has_value()
+                                                        ? kvtransfer::MemoryKind::kVram
+                                                        : kvtransfer::MemoryKind::kDram);
+  if (!status.ok()) return status;
+  kvtransfer::KvWorker me = hand_off.options_.shard;
+  me.heads = static_cast<uint32_t>(geometry.kv_heads) * me.ranks;
   return hand_off.use(std::make_unique<CacheMover>(
-      cache, *hand_off.agent(), *hand_off.staging_,
+      cache, device, me, *hand_off.agent(), *hand_off.staging_,
       CacheMover::Identity{.model = hand_off.options_.model,
-                           .fingerprint = hand_off.options_.fingerprint}));
+                           .fingerprint = hand_off.options_.fingerprint},
+      hand_off.options_.worker.timeline));
 }
 
 absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options) {
@@ -23,7 +38,9 @@ absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options)
   absl::StatusOr<std::unique_ptr<Staging>> staging = Staging::make(options.staging_bytes);
   if (!staging.ok()) return staging.status();
   // A host that is said to be this machine's loopback is listened on, whichever family it is of.
-  options.worker.listen_host = net::loopback_host(options.host) ? options.host : "*";
+  if (options.worker.listen_host.empty()) {
+    options.worker.listen_host = net::loopback_host(options.host) ? options.host : "*";
+  }
   absl::StatusOr<std::unique_ptr<kvtransfer::KvSession>> session =
       kvtransfer::KvSession::create(options);
   if (!session.ok()) return session.status();

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,19 +34,24 @@ class HandOff : public kvtransfer::KvSession {
   // say.
   static absl::StatusOr<std::unique_ptr<HandOff>> create(HandOffOptions options);
   ~HandOff() override { close(); }  // before the staging memory goes
-  // The engine's cache, before all else.
-  absl::Status use_cache(const KvCache& cache) { return use_cache_(*this, cache); }
+  // The engine's cache, before all else. `device`: the one whose memory it is; none: the host.
+  // `file`: what it maps, as Agent::register_mapped() wants it; -1: none.
+  absl::Status use_cache(const KvCache& cache, std::optional<int> device = std::nullopt,
+                         int file = -1) {
+    return use_cache_(*this, cache, device, file);
+  }
 
  private:
   // By its address, so that an engine that hands nothing over links without this library.
-  using UseCache = absl::Status (*)(HandOff&, const KvCache&);
+  using UseCache = absl::Status (*)(HandOff&, const KvCache&, std::optional<int>, int file);
   HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging,
           UseCache how)
       : KvSession(std::move(session)),
         options_(std::move(options)),
         staging_(std::move(staging)),
         use_cache_(how) {}
-  static absl::Status use_cache_of(HandOff& hand_off, const KvCache& cache);
+  static absl::Status use_cache_of(HandOff& hand_off, const KvCache& cache,
+                                   std::optional<int> device, int file);
 
   const HandOffOptions options_;
   const std::unique_ptr<Staging> staging_;

@@ -108,7 +108,9 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   page["model"] = host.engine.fingerprint();
   page["root"] = root;
   if (!options.kv_agent.empty()) {
-    page["kv_agent"] = {{"name", options.kv_agent}, {"address", options.kv_agent_address}};
+    page["kv_agent"] = {{"name", options.kv_agent},
+                        {"address", options.kv_agent_address},
+                        {"ranks", options.kv_agent_ranks}};
   }
   exchange->reply(code, "application/json", page.dump());
 }
@@ -261,8 +263,7 @@ void HttpServer::Impl::register_routes() {
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
-    std::string page =
-        host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(), options.model);
+    std::string page = host.metrics->prometheus(host.engine.stats(), options.model);
     serve::PrometheusPage more("baton_", {}, &page);
     more.single("requests_refused_total", "Refused for want of time (429).", "counter",
                 host.engine.refused());

@@ -39,9 +39,10 @@ struct HttpServerOptions {
   // The model's own; without one a chat is rendered as render_chat() does.
   std::optional<ChatTemplate> chat_template;
   serve::SamplingDefaults defaults;  // of requests that say nothing
-  std::string kv_address;            // KvConnector::address(), "" without one
+  std::string kv_address;            // Engine::kv_address(), "" without a session
   std::string kv_agent;              // of hand-offs, by kv_transfer_params; "" without one
-  std::string kv_agent_address;      // HOST:PORT
+  std::string kv_agent_address;      // HOST:PORT, of rank 0; rank k listens on the port plus k
+  int kv_agent_ranks = 1;
   // Asked of clients under /v1 and of /tokenize and /detokenize, as "Authorization: Bearer KEY";
   // "": of none.
   std::string api_key;

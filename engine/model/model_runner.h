@@ -27,6 +27,8 @@ class ModelRunner {
   // Memory for a KV cache where this runner reads it, valid as long as the runner: device memory,
   // which the CPU must not touch. Null: the runner reads host memory, which the caller allocates.
   virtual absl::StatusOr<void*> allocate_cache(size_t bytes) = 0;
+  // The device whose memory that is; none: the host's.
+  virtual std::optional<int> device() const { return std::nullopt; }
   // As Model::forward(). On a device kv_written(l) may come after before_layer(l + 1), in the order
   // of the layers all the same: when it comes, the bytes are there for every reader.
   virtual absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache,

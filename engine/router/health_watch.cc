@@ -106,7 +106,8 @@ void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why, bool 
 KvAgent HealthWatch::agent_in(const nlohmann::json& page) {
   const nlohmann::json& agent = member(page, "kv_agent");
   return {string_field(agent, "name", "").value_or(""),
-          string_field(agent, "address", "").value_or("")};
+          string_field(agent, "address", "").value_or(""),
+          int_field(agent, "ranks", 1, INT32_MAX, 1).value_or(1)};
 }
 
 void HealthWatch::judge_decode(size_t worker) {

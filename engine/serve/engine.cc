@@ -62,8 +62,9 @@ absl::Status Engine::add_request(Request request) {
   sequence.text.emplace(tokenizer_, request.sampling.stop);
   const std::vector<int32_t> resumed = std::move(request.resume_tokens);
   if (request.hand_over.has_value()) {
-    sequence.send = options_.hand_off->open(*request.hand_over, sequence.prompt_tokens);
+    sequence.send = sessions_->open(*request.hand_over, sequence.prompt_tokens);
   }
+  asks_ += request.asked.has_value() ? 1 : 0;
   sequence.request = std::move(request);
   requests_.emplace(sequence.request.id, std::move(owned));
 
@@ -122,10 +123,15 @@ std::optional<FinishReason> Engine::accept_token(Sequence& sequence, int32_t tok
 
 void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
                     OutputEvent event) {
-  event.handed_over = end_hand_off(*sequence, reason);
+  event.handed_over = end_hand_off(*sequence, reason, status);
   scheduler_.remove(sequence);
   sequence->metrics.finish = clock_.now();
-  ++stats_.requests_finished;
+  if (sequence->request.asked.has_value()) {
+    --asks_;
+    ++stats_.jobs_finished;
+  } else {
+    ++stats_.requests_finished;
+  }
   stats_.preemptions += sequence->metrics.preemptions;
   stats_.cached_tokens += sequence->metrics.cached_tokens;
   stats_.loaded_tokens += sequence->metrics.loaded_tokens;
@@ -157,38 +163,9 @@ void Engine::note_lookup(const Sequence& sequence) {
   stats_.external_hit_tokens += metrics.loaded_tokens + metrics.tier_tokens;
 }
 
-void Engine::finish_job(Sequence* sequence, const absl::Status& outcome) {
-  scheduler_.remove(sequence);
-  jobs_->finish(sequence, outcome);
-  ++stats_.jobs_finished;
-  note_lookup(*sequence);
-  const uint64_t job = sequence->job->job;
-  prefills_.erase(job);
-}
-
-bool Engine::follow_jobs() {
-  bool changed = false;
-  jobs_->poll();
-  std::vector<Sequence*> dropped;
-  for (const auto& [job, sequence] : prefills_) {
-    if (!jobs_->is_wanted(*sequence)) dropped.push_back(sequence.get());
-  }
-  for (Sequence* sequence : dropped) {
-    finish_job(sequence, absl::CancelledError("the decode worker cancelled the request"));
-    changed = true;
-  }
-  while (std::unique_ptr<Sequence> sequence = jobs_->accept()) {
-    scheduler_.add(sequence.get());
-    prefills_.emplace(sequence->job->job, std::move(sequence));
-    changed = true;
-  }
-  return changed;
-}
-
 bool Engine::follow_loads() {
   bool changed = false;
   if (loads_.has_value()) loads_->poll();
-  if (hand_off_loads_.has_value()) hand_off_loads_->poll();
   if (tiers_ != nullptr) {
     tier_loads_->poll();
     changed |= tiers_->poll();
@@ -214,7 +191,6 @@ void Engine::note_admitted(const StepPlan& plan) {
   for (const auto& [sequence, count] : plan.chunks) {
     if (sequence->metrics.admitted == Time{}) sequence->metrics.admitted = now;
   }
-  for (Sequence* sequence : plan.admitted_jobs) sequence->metrics.admitted = now;
   for (Sequence* sequence : scheduler_.loading()) {
     RequestMetrics& metrics = sequence->metrics;
     if (metrics.loading == Time{}) metrics.loading = now;
@@ -233,13 +209,9 @@ void Engine::load_finished(Sequence* sequence) {
   const bool from_tiers = tier_loads_.has_value() && sequence->source == &*tier_loads_;
   (from_tiers ? metrics.tier_tokens : metrics.loaded_tokens) =
       static_cast<uint32_t>(sequence->load_end - metrics.cached_tokens);
+  if (!from_tiers) stats_.kv_bytes_loaded += kv_bytes(metrics.loaded_tokens);
   sequence->source->finish(sequence);
   scheduler_.loaded(sequence);
-  if (!sequence->job.has_value()) return;
-  sequence->job->status = jobs_->send_cached(*sequence);
-  if (sequence->remaining() == 0 || !sequence->job->status.ok()) {
-    finish_job(sequence, sequence->job->status);
-  }
 }
 
 // A prompt that is computed twice is expensive and must not go unnoticed: it is counted, told
@@ -271,11 +243,9 @@ void Engine::load_failed(Sequence* sequence, const absl::Status& why) {
 bool Engine::step(int wake_fd) {
   wake_fd_ = wake_fd;
   bool changed = false;
-  if (connector_ != nullptr) connector_->progress();
   if (options_.leader != nullptr) options_.leader->progress();
-  if (jobs_.has_value()) changed |= follow_jobs();
-  if (options_.hand_off != nullptr) follow_hand_off();
-  if (loads_ || hand_off_loads_ || tiers_ != nullptr) changed |= follow_loads();
+  if (sessions_.has_value()) changed |= follow_sends();
+  if (loads_ || tiers_ != nullptr) changed |= follow_loads();
   if (!stopped_.ok()) return end_all() || changed;
   const StepPlan& plan = scheduler_.schedule();
   note_admitted(plan);
@@ -285,13 +255,6 @@ bool Engine::step(int wake_fd) {
     changed = true;
   }
   for (const auto& [sequence, status] : plan.not_loaded) note_failed_load(sequence, status);
-  for (Sequence* sequence : plan.admitted_jobs) {
-    changed = true;
-    if (absl::Status status = jobs_->send_cached(*sequence); !status.ok()) {
-      sequence->job->status = status;
-    }
-    if (sequence->remaining() == 0) finish_job(sequence, sequence->job->status);
-  }
   if (plan.chunks.empty()) return changed || plan.preempted;
   run(plan);
   if (!stopped_.ok()) end_all();
@@ -321,22 +284,17 @@ absl::Status Engine::compute(const StepPlan& plan) {
   hook_.begin(plan.chunks.size() > 1 ? 0 : plan.chunks[0].sequence->label());
   for (const auto& [sequence, count] : plan.chunks) {
     const size_t begin = sequence->computed;
-    chunks_.push_back(
-        {.tokens = std::span(sequence->tokens).subspan(begin, count),
-         .position = static_cast<int32_t>(begin),
-         .block_table = sequence->blocks,
-         .wants_logits = !sequence->job.has_value() && begin + count == sequence->tokens.size(),
-         .wants_all_logits = sequence->wants_prompt()});
+    chunks_.push_back({.tokens = std::span(sequence->tokens).subspan(begin, count),
+                       .position = static_cast<int32_t>(begin),
+                       .block_table = sequence->blocks,
+                       .wants_logits = !sequence->request.asked.has_value() &&
+                                       begin + count == sequence->tokens.size(),
+                       .wants_all_logits = sequence->wants_prompt()});
     stats_.tokens_computed += count;
-    if (sequence->send != 0) {
+    if (sequence->send != 0 && !options_.serialize_sends) {
       hook_.hand_over(sequence->send, std::min(begin + count, sequence->prompt_tokens),
-                      sequence->blocks);
+                      sequence->blocks, chunks_.size() - 1);
     }
-    if (!sequence->job.has_value()) continue;
-    const BlockRange range = completed_blocks(begin, begin + count, sequence->tokens.size())
-                                 .from(sequence->job->first_block);
-    hook_.send(sequence->job->job, static_cast<uint32_t>(range.first),
-               absl::MakeConstSpan(sequence->blocks).subspan(range.first, range.count));
   }
   if (options_.runner != nullptr) let_runner_draw(plan);
   if (plan.streaming != nullptr) ++stats_.loads_streamed;
@@ -370,11 +328,10 @@ absl::Status Engine::look_at_runner(absl::Status status) {
 // What an engine that has stopped still had. It is told last that it has: whoever asked hears of
 // his request from the request itself.
 bool Engine::end_all() {
-  const bool some = !requests_.empty() || !prefills_.empty();
+  const bool some = !requests_.empty();
   while (!requests_.empty()) {
     finish(requests_.begin()->second.get(), FinishReason::kError, stopped_);
   }
-  while (!prefills_.empty()) finish_job(prefills_.begin()->second.get(), stopped_);
   liveness_.stop(std::string(stopped_.message()));
   return some;
 }
@@ -408,8 +365,6 @@ void Engine::run(const StepPlan& plan) {
     Sequence* sequence = plan.chunks[row].sequence;
     if (status.ok()) {
       advance(plan.chunks[row], row);
-    } else if (sequence->job.has_value()) {
-      finish_job(sequence, status);
     } else {
       finish(sequence, FinishReason::kError, status);
     }
@@ -441,12 +396,6 @@ void Engine::take_logits(Sequence* sequence, size_t token, std::span<const float
 void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   Sequence* sequence = chunk.sequence;
   scheduler_.computed(chunk);
-  if (sequence->job.has_value()) {
-    absl::Status& outcome = sequence->job->status;
-    if (outcome.ok()) outcome = hook_.send_status(sequence->job->job);
-    if (sequence->remaining() == 0 || !outcome.ok()) finish_job(sequence, outcome);
-    return;
-  }
   if (sequence->remaining() > 0) return;
 
   const size_t vocab = model_.config().vocab_size;

@@ -1,6 +1,6 @@
 // The serving engine: continuous batching over a paged KV cache, alone or as half of a pair.
 //
-//   auto engine = Engine::create(model, tokenizer, {.role = EngineRole::kAll});
+//   auto engine = Engine::create(model, tokenizer, {.blocks = 4096});
 //   (*engine)->add_request({.id = 1, .tokens = prompt, .on_event = ...});
 //   while ((*engine)->has_work()) {
 //     if (!(*engine)->step()) (*engine)->wait(std::chrono::milliseconds(100), -1);
@@ -29,51 +29,45 @@
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/liveness.h"
-#include "engine/serve/prefill_jobs.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/requests/request.h"
 #include "engine/serve/scheduler.h"
 #include "engine/serve/step_hook.h"
+#include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
 #include "engine/shard/limits.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 #include "transport/timeline.h"
 
 namespace baton::engine::serve {
 
-enum class EngineRole : uint8_t {
-  kAll,      // computes everything itself
-  kPrefill,  // computes prompts for decode workers (and whole requests, if given any)
-  kDecode,   // has prompts computed by prefill workers where requests name one
-};
-
 struct EngineOptions {
-  EngineRole role = EngineRole::kAll;
   uint32_t blocks = 2048;         // of 16 tokens
   size_t token_budget = 512;      // most tokens computed per step
   size_t max_sequences = 16;      // in one step; at most token_budget
   bool prefix_cache = true;       // reuse the KV of prompts that begin alike
   int threads = 1;                // that compute; 0: one per CPU
-  size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
+  size_t min_remote_tokens = 32;  // fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
   // ... and for how long a prefill worker may say nothing, which one that only computes does not;
   // 0: until load_timeout.
   Time load_silence = patient(std::chrono::seconds(1));
-  // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
-  // long after the first will not, and is not waited for.
-  Time loads_apart = patient(std::chrono::seconds(5));
-  // Serves requests with hand_over or remote_prefill, in any role; null: they are refused. Must
-  // outlive the engine. Not for a model in several parts.
+  // Moves KV to and from other engines: computes prompts that these ask for, and serves requests
+  // with hand_over, remote_prefill or prefill_address; null: these are refused, or computed here.
+  // Of rank 0, where there are several, all of which have one. It must outlive the engine.
   handoff::HandOff* hand_off = nullptr;
-  KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
+  // Prefill writes KV into our blocks, or we read it out of prefill's. None: it writes what we have
+  // asked it to compute, and what it hands over by name is read.
+  std::optional<bool> push;
+  bool serialize_sends = false;  // nothing is sent before all is computed: for comparison
+  KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
   // knows of `tiers` if there are some.
   shard::Leader* leader = nullptr;
   // Computes in place of the CPU, and has the KV cache in its memory; it must outlive the engine.
-  // Not yet with `hand_off` or `leader`.
+  // Not yet with `leader`.
   ModelRunner* runner = nullptr;
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()
@@ -85,7 +79,7 @@ struct EngineStats {
   uint64_t steps = 0;
   uint64_t tokens_computed = 0;
   uint64_t requests_finished = 0;
-  uint64_t jobs_finished = 0;
+  uint64_t jobs_finished = 0;  // prompts that other engines have asked for
   uint64_t preemptions = 0;
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
@@ -95,6 +89,8 @@ struct EngineStats {
   uint64_t hit_tokens = 0;              // and found
   uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
   uint64_t external_hit_tokens = 0;     // of which found there
+  uint64_t kv_bytes_sent = 0;    // of prompts that were computed for other engines, at all ranks
+  uint64_t kv_bytes_loaded = 0;  // of loads that were complete
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
@@ -112,10 +108,10 @@ struct EngineStats {
 // Not thread-safe: one thread calls everything (engine/serve/engine_thread.h has one of its own).
 class Engine {
  public:
-  // `model`, `tokenizer`, `connector` (null for kAll) and the timeline must outlive the engine.
-  static absl::StatusOr<std::unique_ptr<Engine>> create(
-      const Model& model, const Tokenizer& tokenizer, EngineOptions options,
-      kvtransfer::KvConnector* connector = nullptr);
+  // `model`, `tokenizer` and the timeline must outlive the engine.
+  static absl::StatusOr<std::unique_ptr<Engine>> create(const Model& model,
+                                                        const Tokenizer& tokenizer,
+                                                        EngineOptions options);
   ~Engine();
 
   // InvalidArgument if a token or parameter is out of range, OutOfRange if the prompt is longer
@@ -129,10 +125,10 @@ class Engine {
   // wait() before calling it again. Where the step waits for KV to arrive, a readable `wake_fd`
   // (-1: none) ends it early.
   bool step(int wake_fd = -1);
-  // OK as long as it can compute. Otherwise it never will again (a device is lost): every request
-  // and job, old or new, ends with this.
+  // OK as long as it can compute. Otherwise it never will again (a device is lost): every request,
+  // old or new, ends with this.
   const absl::Status& alive() const { return stopped_; }
-  // Requests, jobs or blocks under way.
+  // Requests or blocks under way.
   bool has_work() const;
   // ... or blocks that another engine may still fetch.
   bool owes_others() const { return has_work() || !held_.empty(); }
@@ -150,7 +146,8 @@ class Engine {
   Backlog backlog(const Admission& admission) const;
   // Ends a request with an error; nothing if there is none with this id.
   void refuse(uint64_t id, const absl::Status& why);
-  kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
+  // Where other engines ask for KV (engine/shard/kv_address.h); "" without a session.
+  const std::string& kv_address() const { return kv_address_; }
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }
   CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }
@@ -162,18 +159,18 @@ class Engine {
   KvTiers* tiers() const { return tiers_.get(); }
 
  private:
-  Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
-         kvtransfer::KvConnector* connector);
+  Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options);
   absl::Status start();
-  absl::Status start_hand_off();
+  absl::Status start_sessions();
   absl::Status start_tiers();
 
-  // KV that is handed over by name: engine_hand_off.cc.
+  // KV for other engines: engine_hand_off.cc.
   absl::Status check_hand_off(const Request& request) const;
-  void follow_hand_off();
-  std::optional<kvtransfer::KvTransfer> end_hand_off(Sequence& sequence, FinishReason reason);
+  bool follow_sends();
+  uint64_t kv_bytes(size_t tokens) const;
+  std::optional<kvtransfer::KvTransfer> end_hand_off(Sequence& sequence, FinishReason reason,
+                                                     const absl::Status& why);
 
-  bool follow_jobs();
   bool follow_loads();
   void run(const StepPlan& plan);
   absl::Status look_at_runner(absl::Status status);
@@ -192,26 +189,27 @@ class Engine {
   std::optional<FinishReason> accept_token(Sequence& sequence, int32_t token, std::string* text);
   void finish(Sequence* sequence, FinishReason reason, const absl::Status& status,
               OutputEvent event = {});
-  void finish_job(Sequence* sequence, const absl::Status& outcome);
 
   const Model& model_;
   const Tokenizer& tokenizer_;
   const EngineOptions options_;
-  kvtransfer::KvConnector* const connector_;
   const Clock& clock_;
   Liveness liveness_;
   ComputePool pool_;
   size_t max_context_ = 0;
   BlockManager blocks_;
-  std::optional<RemoteLoads> loads_;
-  std::optional<PrefillJobs> jobs_;
   Scheduler scheduler_;
   StepHook hook_;
   Sampler sampler_;
   std::optional<shard::KvMemory> memory_;
   std::unique_ptr<KvTiers> tiers_;  // reads and writes the memory: gone before it
   std::optional<RemoteLoads> tier_loads_;
-  std::optional<RemoteLoads> hand_off_loads_;
+  std::optional<shard::KvRanks> sessions_;
+  std::string kv_address_;
+  std::optional<RemoteLoads> loads_;
+  std::vector<uint64_t> asked_;  // requests that other engines have asked for
+  size_t asks_ = 0;              // of these, live ones
+  uint64_t next_asked_ = uint64_t{1} << 63;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> held_;  // by send: blocks for other engines
   std::optional<CpuRunner> cpu_;
   ModelRunner* runner_ = nullptr;  // the options', or cpu_
@@ -219,7 +217,6 @@ class Engine {
   std::vector<SequenceChunk> chunks_;
   std::vector<DrawRule> draws_;  // of a runner that draws, by chunk
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;
   absl::Status stopped_;  // OK: it has not
   int wake_fd_ = -1;      // of this step

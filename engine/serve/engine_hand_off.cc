@@ -2,7 +2,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "engine/serve/engine.h"
@@ -14,27 +13,32 @@ constexpr Time kTick = std::chrono::milliseconds(1);
 
 }  // namespace
 
-absl::Status Engine::start_hand_off() {
+absl::Status Engine::start_sessions() {
   if (options_.hand_off == nullptr) return absl::OkStatus();
-  if (options_.leader != nullptr) {
-    return absl::UnimplementedError(
-        "KV of a model in several parts cannot be handed over by name: use one tensor-parallel "
-        "rank, or no --kv-agent");
-  }
-  if (absl::Status status = options_.hand_off->use_cache(memory_->cache()); !status.ok()) {
-    return status;
-  }
-  hand_off_loads_.emplace(
-      RemoteLoadOptions{.layers = static_cast<uint32_t>(model_.config().num_layers),
-                        .min_tokens = options_.min_remote_tokens,
-                        .on_failure = options_.on_load_failure,
-                        .timeout = options_.load_timeout,
-                        .silence = options_.load_silence,
-                        .by_name = true},
-      *options_.hand_off, blocks_);
-  scheduler_.use_hand_off(*options_.hand_off, *hand_off_loads_);
-  hook_.use_hand_off(*options_.hand_off);
+  const absl::Status used = 
+      options_.hand_off->use_cache(memory_->cache(), runner_->device(), memory_->file());
+  if (!used.ok()) return used;
+  const auto layers = static_cast<uint32_t>(model_.config().num_layers);
+  sessions_.emplace(*options_.hand_off, options_.leader, layers);
+  absl::StatusOr<std::string> address = sessions_->address();
+  if (!address.ok()) return address.status();
+  kv_address_ = *std::move(address);
+  loads_.emplace(RemoteLoadOptions{.layers = layers,
+                                   .min_tokens = options_.min_remote_tokens,
+                                   .on_failure = options_.on_load_failure,
+                                   .timeout = options_.load_timeout,
+                                   .silence = options_.load_silence,
+                                   .ranks = static_cast<uint32_t>(model_.shard().ranks),
+                                   .by_name = true,
+                                   .push = options_.push},
+                 *sessions_, blocks_);
+  scheduler_.use_sessions(*sessions_, *loads_);
+  hook_.use_sessions(*sessions_);
   return absl::OkStatus();
+}
+
+uint64_t Engine::kv_bytes(size_t tokens) const {
+  return tokens * model_.kv_geometry().token_bytes() * static_cast<uint64_t>(model_.shard().ranks);
 }
 
 absl::Status Engine::check_hand_off(const Request& request) const {
@@ -55,55 +59,91 @@ absl::Status Engine::check_hand_off(const Request& request) const {
   return absl::OkStatus();
 }
 
-// Frees the blocks that other engines have, or will not fetch any more.
-void Engine::follow_hand_off() {
-  options_.hand_off->progress();
-  for (const uint64_t send : options_.hand_off->released()) {
+// Frees the blocks that other engines have, or will not fetch any more, and begins what they ask
+// for.
+bool Engine::follow_sends() {
+  sessions_->progress();
+  for (const uint64_t send : sessions_->released()) {
     const auto it = held_.find(send);
     if (it == held_.end()) continue;
     blocks_.release(it->second);
     held_.erase(it);
   }
+  const size_t before = asked_.size();
+  std::erase_if(asked_, [this](uint64_t id) {
+    const auto it = requests_.find(id);
+    if (it == requests_.end()) return true;
+    if (sessions_->is_wanted(it->second->send)) return false;
+    finish(it->second.get(), FinishReason::kAbort,
+           absl::CancelledError("the decode worker cancelled the request"));
+    return true;
+  });
+  bool changed = asked_.size() != before;
+  while (std::optional<kvtransfer::KvAsked> asked = sessions_->next_asked()) {
+    Request request;
+    request.id = next_asked_++;
+    request.tokens = std::move(asked->tokens);
+    request.sampling.max_tokens = 0;
+    request.hand_over = asked->transfer;
+    request.asked = asked->request;
+    const uint64_t id = request.id;
+    const absl::Status status = add_request(std::move(request));
+    if (status.ok()) {
+      asked_.push_back(id);
+    } else {
+      sessions_->refuse(asked->transfer, status);
+    }
+    changed = true;
+  }
+  return changed;
 }
 
-// Before a request gives its blocks up. What its client has to tell the engine that goes on with
-// it, if one may.
-std::optional<kvtransfer::KvTransfer> Engine::end_hand_off(Sequence& sequence,
-                                                           FinishReason reason) {
-  if (options_.hand_off == nullptr) return std::nullopt;
+// Before a request gives its blocks up, which stay as long as another engine may read them. What
+// its client has to tell the engine that goes on with it, if one may.
+std::optional<kvtransfer::KvTransfer> Engine::end_hand_off(Sequence& sequence, FinishReason reason,
+                                                           const absl::Status& why) {
+  if (!sessions_.has_value()) return std::nullopt;
   if (sequence.request.remote_prefill.has_value()) {  // it ended before it began
-    options_.hand_off->decline(*std::exchange(sequence.request.remote_prefill, {}));
+    sessions_->decline(*std::exchange(sequence.request.remote_prefill, {}));
   }
   const uint64_t send = std::exchange(sequence.send, 0);
   if (send == 0) return std::nullopt;
-  if ((reason != FinishReason::kStop && reason != FinishReason::kLength) ||
-      sequence.computed < sequence.prompt_tokens) {
-    options_.hand_off->drop(send);
-    return std::nullopt;
-  }
-  const size_t blocks = (sequence.prompt_tokens + kBlockTokens - 1) / kBlockTokens;
+  const size_t blocks = std::min((sequence.prompt_tokens + kBlockTokens - 1) / kBlockTokens,
+                                 sequence.load != 0 ? 0 : sequence.blocks.size());
   std::vector<uint32_t> kept(sequence.blocks.begin(),
                              sequence.blocks.begin() + static_cast<ptrdiff_t>(blocks));
+  const bool failed = (reason != FinishReason::kStop && reason != FinishReason::kLength) ||
+                      sequence.computed < sequence.prompt_tokens;
+  // A reader that is late finds a wrong checksum; of a device's memory none is taken.
+  if (failed && !runner_->device().has_value()) {
+    sessions_->drop(send);
+    return std::nullopt;
+  }
   blocks_.add_references(kept);
   held_.emplace(send, std::move(kept));
-  options_.hand_off->hold(send);
-  return options_.hand_off->params_of(*sequence.request.hand_over);
+  if (failed) {
+    sessions_->fail(send, why.ok() ? absl::CancelledError("prefill did not compute it") : why);
+    return std::nullopt;
+  }
+  for (int layer = 0; options_.serialize_sends && layer < model_.config().num_layers; ++layer) {
+    sessions_->computed(send, static_cast<uint32_t>(layer), sequence.prompt_tokens,
+                        sequence.blocks);
+  }
+  sessions_->hold(send);
+  stats_.kv_bytes_sent += kv_bytes(sequence.prompt_tokens);
+  return sessions_->params_of(*sequence.request.hand_over);
 }
 
 void Engine::wait(Time timeout, int fd) {
   if (options_.leader != nullptr) options_.leader->look();
-  handoff::HandOff* const hand_off = options_.hand_off;
-  if (connector_ != nullptr || tiers_ != nullptr) {
+  if (tiers_ != nullptr) {
     // They do not hear of what the others have.
-    const bool others = (connector_ != nullptr && tiers_ != nullptr) || hand_off != nullptr;
-    if (others && has_work()) timeout = std::min(timeout, kTick);
-    connector_ != nullptr ? connector_->wait(timeout, fd) : tiers_->wait(timeout, fd);
-    return;
+    if (sessions_.has_value() && has_work()) timeout = std::min(timeout, kTick);
+    return tiers_->wait(timeout, fd);
   }
-  std::array<pollfd, 2> entries = {
-      pollfd{fd, POLLIN, 0}, pollfd{hand_off != nullptr ? hand_off->event_fd() : -1, POLLIN, 0}};
-  poll(entries.data(), entries.size(),  // one that is negative is passed over
-       static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
+  if (sessions_.has_value()) return sessions_->wait(timeout, fd);
+  pollfd entry{fd, POLLIN, 0};  // one that is negative is passed over
+  poll(&entry, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
 }
 
 }  // namespace baton::engine::serve

@@ -21,39 +21,19 @@ std::string_view finish_reason_name(FinishReason reason) {
   return "error";
 }
 
-Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options,
-               kvtransfer::KvConnector* connector)
+Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions options)
     : model_(model),
       tokenizer_(tokenizer),
       options_(std::move(options)),
-      connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
       liveness_(clock_),
       pool_(options_.runner == nullptr ? options_.threads : 1),
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
-      scheduler_(
-          {options_.token_budget, options_.max_sequences, options_.prefix_cache,
-           model_root(model.fingerprint())},
-          blocks_,
-          options_.role == EngineRole::kDecode
-              ? &loads_.emplace(
-                    RemoteLoadOptions{.layers = static_cast<uint32_t>(model.config().num_layers),
-                                      .min_tokens = options_.min_remote_tokens,
-                                      .on_failure = options_.on_load_failure,
-                                      .timeout = options_.load_timeout,
-                                      .silence = options_.load_silence,
-                                      .ranks = static_cast<uint32_t>(model.shard().ranks)},
-                    *connector, blocks_)
-              : nullptr),
-      hook_(connector, options_.timeline, clock_, liveness_) {
-  if (options_.role == EngineRole::kPrefill) {
-    jobs_.emplace(
-        PrefillLimits{model.config().vocab_size, max_context_,
-                      static_cast<uint32_t>(model.config().num_layers), options_.loads_apart},
-        *connector, blocks_);
-  }
-}
+      scheduler_({options_.token_budget, options_.max_sequences, options_.prefix_cache,
+                  model_root(model.fingerprint())},
+                 blocks_),
+      hook_(options_.timeline, clock_, liveness_) {}
 
 Engine::~Engine() {
   if (options_.hand_off != nullptr) options_.hand_off->close();  // it reads and writes the cache
@@ -61,17 +41,12 @@ Engine::~Engine() {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
                                                        const Tokenizer& tokenizer,
-                                                       EngineOptions options,
-                                                       kvtransfer::KvConnector* connector) {
+                                                       EngineOptions options) {
   if (options.blocks < 1 || options.max_sequences < 1 ||
       options.token_budget < options.max_sequences) {
     return absl::InvalidArgumentError(absl::StrCat(
         "an engine needs blocks (", options.blocks, " given), sequences (", options.max_sequences,
         ") and a token budget (", options.token_budget, ") of at least one token per sequence"));
-  }
-  if ((options.role == EngineRole::kAll) != (connector == nullptr)) {
-    return absl::InvalidArgumentError(
-        "roles prefill and decode need a KvConnector; role all must not have one");
   }
   if (model.shard().whole() != (options.leader == nullptr)) {
     return absl::InvalidArgumentError(
@@ -82,17 +57,17 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
         "KV tiers (--kv-host-mib, --kv-disk, --kv-store) are there at all tensor-parallel ranks or "
         "at none: give Leader::create() what EngineOptions::tiers says of rank 0");
   }
-  if (options.runner != nullptr && (options.hand_off != nullptr || options.leader != nullptr)) {
+  if (options.runner != nullptr && options.leader != nullptr) {
     return absl::UnimplementedError(
-        "a device's KV cache cannot be handed over by name (--kv-agent) or shared out over "
-        "tensor-parallel ranks yet: leave these out, or compute with --device cpu");
+        "a device's KV cache cannot be shared out over tensor-parallel ranks yet: use one rank, or "
+        "compute with --device cpu");
   }
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tokenizer has ", tokenizer.vocab_size(), " tokens, the model only ",
                      model.config().vocab_size, ": they do not belong together"));
   }
-  std::unique_ptr<Engine> engine(new Engine(model, tokenizer, std::move(options), connector));
+  std::unique_ptr<Engine> engine(new Engine(model, tokenizer, std::move(options)));
   if (absl::Status status = engine->start(); !status.ok()) return status;
   return engine;
 }
@@ -103,14 +78,14 @@ absl::Status Engine::start() {
     runner_ = &cpu_.emplace(model_, pool_,
                             options_.leader != nullptr ? &options_.leader->exchange() : nullptr);
   }
-  absl::StatusOr<shard::KvMemory> memory =
-      shard::KvMemory::make(model_, options_.blocks, connector_, runner_);
+  absl::StatusOr<shard::KvMemory> memory = shard::KvMemory::make(
+      model_, options_.blocks, runner_, options_.hand_off != nullptr);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::Status status = runner_->prepare(options_.limits().workspace(model_));
   if (!status.ok()) return status;
   logits_.resize(options_.max_sequences * model_.config().vocab_size);
-  if (status = start_hand_off(); !status.ok()) return status;
+  if (status = start_sessions(); !status.ok()) return status;
   return start_tiers();
 }
 
@@ -131,8 +106,7 @@ absl::Status Engine::start_tiers() {
 }
 
 bool Engine::has_work() const {
-  return !scheduler_.empty() || !prefills_.empty() || (loads_ && !loads_->quiet()) ||
-         (jobs_ && !jobs_->quiet()) || (hand_off_loads_ && !hand_off_loads_->quiet()) ||
+  return !scheduler_.empty() || (loads_ && !loads_->quiet()) ||
          (tiers_ != nullptr && (tiers_->busy() || !tier_loads_->quiet()));
 }
 
@@ -155,22 +129,17 @@ EngineStats Engine::stats() const {
 
 Backlog Engine::backlog(const Admission& admission) const {
   Backlog backlog;
-  backlog.free_places = options_.max_sequences - std::min(options_.max_sequences, requests_.size());
+  backlog.free_places =
+      options_.max_sequences - std::min(options_.max_sequences, requests_.size() - asks_);
   scheduler_.add_backlog(admission.expected_output(SIZE_MAX), admission.has_limit(clock_.now()),
                          &backlog);
   return backlog;
 }
 
-kvtransfer::KvConnectorStats Engine::connector_stats() const {
-  return connector_ != nullptr ? connector_->stats() : kvtransfer::KvConnectorStats{};
-}
-
 absl::Status Engine::check_integrity() const {
-  uint64_t references = jobs_ ? jobs_->references() : 0;
-  if (tiers_ != nullptr) references += tiers_->references();
+  uint64_t references = tiers_ != nullptr ? tiers_->references() : 0;
   for (const auto& [send, blocks] : held_) references += blocks.size();
   for (const auto& [id, sequence] : requests_) references += sequence->blocks.size();
-  for (const auto& [job, sequence] : prefills_) references += sequence->blocks.size();
   return blocks_.check_integrity(references);
 }
 

@@ -171,11 +171,6 @@ EngineStats EngineThread::stats() const {
   return stats_;
 }
 
-kvtransfer::KvConnectorStats EngineThread::connector_stats() const {
-  const std::lock_guard lock(mutex_);
-  return connector_stats_;
-}
-
 bool EngineThread::take_commands() {
   std::vector<Command> commands;
   {
@@ -242,7 +237,6 @@ void EngineThread::refuse_late() {
 
 void EngineThread::loop() {
   using namespace std::chrono_literals;
-  Time described{};  // when the connector's statistics, which cost more, were last taken
   while (!stop_) {
     const bool commanded = take_commands();
     const Time begin = Clock::steady().now();
@@ -252,12 +246,6 @@ void EngineThread::loop() {
     take_notes(stepped, Clock::steady().now() - begin);
     refuse_late();
     tell_watchers();
-    if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
-      kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();
-      const std::lock_guard lock(mutex_);
-      connector_stats_ = std::move(connector_stats);
-      described = now;
-    }
     if (commanded || stepped) continue;
     engine_.wait(engine_.has_work() ? 10ms : 1s, wake_.fd());
     wake_.silence();

@@ -62,7 +62,6 @@ class EngineThread {
 
   // Has counted every request whose last event a client has heard; the rest is as of the last step.
   EngineStats stats() const;
-  kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }
 
  private:
@@ -91,7 +90,6 @@ class EngineThread {
   bool busy_ = false;      // see idle()
   bool stepping_ = false;  // no command waits; for the engine's thread
   EngineStats noted_;      // as of what admission_ has been told
-  kvtransfer::KvConnectorStats connector_stats_;
   struct Watcher {
     CacheListener listener;
     bool begun = false;  // it has its snapshot; for the engine's thread

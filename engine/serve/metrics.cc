@@ -30,9 +30,7 @@ void ServingMetrics::observe(const RequestMetrics& metrics, FinishReason reason)
   max_tokens_.add(metrics.max_tokens);
 }
 
-std::string ServingMetrics::prometheus(const EngineStats& engine,
-                                       const kvtransfer::KvConnectorStats& connector,
-                                       std::string_view model) const {
+std::string ServingMetrics::prometheus(const EngineStats& engine, std::string_view model) const {
   std::string out;
   PrometheusPage page("baton_", {}, &out);
   const std::lock_guard lock(mutex_);
@@ -62,9 +60,9 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
   print_tiers(engine.tiers, &page);
   page.single("kv_loads_failed_total", "KV loads that failed.", "counter", engine.loads_failed);
   page.single("kv_bytes_sent_total", "KV bytes sent to decode workers.", "counter",
-              connector.bytes_sent);
+              engine.kv_bytes_sent);
   page.single("kv_bytes_loaded_total", "KV bytes received from prefill workers.", "counter",
-              connector.bytes_loaded);
+              engine.kv_bytes_loaded);
   page.single("prefill_jobs_total", "Prompts computed for decode workers.", "counter",
               engine.jobs_finished);
   page.single("preemptions_total", "Sequences that gave their blocks up.", "counter",

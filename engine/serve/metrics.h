@@ -21,7 +21,7 @@ double percentile(std::vector<double> values, double p);
 
 // A worker of Baton's that moves the engine's KV.
 struct NamedWorkerStats {
-  const char* name;  // "connector", or "kv_agent": of hand-offs
+  const char* name;
   WorkerStats stats;
 };
 // Their part of /metrics, with their names as a label.
@@ -33,8 +33,7 @@ class ServingMetrics {
   void observe(const RequestMetrics& metrics, FinishReason reason);
   // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like,
   // with its labels: `model` is the name by which clients call it.
-  std::string prometheus(const EngineStats& engine, const kvtransfer::KvConnectorStats& connector,
-                         std::string_view model) const;
+  std::string prometheus(const EngineStats& engine, std::string_view model) const;
 
  private:
   static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/kernels/kv_cache.h"
 #include "engine/shard/kv_address.h"
+#include "transport/address.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -28,11 +29,9 @@ size_t RemoteLoads::loadable(const Sequence& sequence) {
 }
 
 bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
-  if (sequence.local_only || sequence.job.has_value()) return false;
-  if (options_.by_name ? !sequence.request.remote_prefill.has_value()
-                       : sequence.request.prefill_address.empty()) {
-    return false;
-  }
+  const Request& request = sequence.request;
+  if (sequence.local_only) return false;
+  if (!request.remote_prefill.has_value() && request.prefill_address.empty()) return false;
   return loadable(sequence) > cached && sequence.tokens.size() - 1 - cached >= options_.min_tokens;
 }
 
@@ -48,14 +47,15 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   const kvtransfer::KvRequestId id = load.id;
   sequence->source = this;
   sequence->load_end = tokens;
-  absl::Status status;
   if (options_.by_name) {
-    load.transfer = *sequence->request.remote_prefill;
-  } else {
-    status = name_ranks(sequence->request.prefill_address, load);
+    load.ask = !sequence->request.remote_prefill.has_value();
+    load.push = options_.push.value_or(load.ask);
+    absl::StatusOr<kvtransfer::KvTransfer> from =
+        load.ask ? ask_at(sequence->request.prefill_address) : *sequence->request.remote_prefill;
+    if (!from.ok()) return from.status();
+    load.transfer = *std::move(from);
   }
-  if (status.ok()) status = connector_.start_load(std::move(load));
-  if (!status.ok()) return status;
+  if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
   sequence->load = id;
   sequence->borrowed = options_.by_name;
   sequence->request.remote_prefill.reset();
@@ -64,26 +64,24 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   return absl::OkStatus();
 }
 
-// Whose ranks the load comes from. Where either side has several, the parts of a request find each
-// other by its key.
-absl::Status RemoteLoads::name_ranks(const std::string& address, kvtransfer::KvLoad& load) const {
+// A transfer that nothing has begun: prefill is asked to compute it.
+absl::StatusOr<kvtransfer::KvTransfer> RemoteLoads::ask_at(const std::string& address) const {
   absl::StatusOr<std::vector<std::string>> addresses = shard::split_kv_address(address);
   if (!addresses.ok()) return addresses.status();
   const auto theirs = static_cast<uint32_t>(addresses->size());
   const uint32_t ours = options_.ranks;
-  if (theirs == 1 && ours == 1) {
-    load.prefill = address;
-    return absl::OkStatus();
-  }
   if (theirs % ours != 0 && ours % theirs != 0) {
     return absl::InvalidArgumentError(absl::StrCat("the prefill server has ", theirs,
                                                    " tensor-parallel ranks and this one ", ours,
                                                    ": one of the numbers must divide the other"));
   }
-  load.shards = *std::move(addresses);
-  load.key = absl::StrCat(nonce_, "-", load.id);
-  load.loads_of_key = std::max(1U, ours / theirs);
-  return absl::OkStatus();
+  kvtransfer::KvTransfer from{.transfer = absl::StrCat(nonce_, "-", next_id_), .ranks = theirs};
+  for (std::string& each : *addresses) {
+    const absl::StatusOr<Address> at = Address::decode(each);
+    if (!at.ok()) return at.status();
+    from.workers.push_back({at->name, std::move(each)});
+  }
+  return from;
 }
 
 uint32_t RemoteLoads::layers(const Sequence& sequence) const {

@@ -25,7 +25,8 @@ struct RemoteLoadOptions {
   Time timeout = patient(std::chrono::seconds(60));
   Time silence{};        // of a prefill worker, after which its loads fail; 0: any
   uint32_t ranks = 1;    // that load, each its own heads: of this server's model
-  bool by_name = false;  // from Request::remote_prefill, not from prefill_address
+  bool by_name = false;  // from Request::remote_prefill or prefill_address, by a transfer's name
+  std::optional<bool> push;  // ... which prefill writes: EngineOptions::push
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
@@ -43,8 +44,8 @@ class RemoteLoads {
   // logits are wanted. A block is not written to before its load has ended, for what arrived may
   // arrive once more; so the one in which the sequence goes on is computed here from its start.
   static size_t loadable(const Sequence& sequence);
-  // Asks for the KV of [computed, tokens), which fill blocks and are not beyond loadable(), or, of
-  // a job, beyond its last full block; the sequence has blocks for all its tokens.
+  // Asks for the KV of [computed, tokens), which fill blocks and are not beyond loadable(); the
+  // sequence has blocks for all its tokens.
   absl::Status start(Sequence* sequence, size_t tokens);
 
   // How many layers are here: with one, the sequence can be computed while the rest arrives.
@@ -67,10 +68,10 @@ class RemoteLoads {
     uint64_t quarantine = 0;
   };
 
-  absl::Status name_ranks(const std::string& address, kvtransfer::KvLoad& load) const;
+  absl::StatusOr<kvtransfer::KvTransfer> ask_at(const std::string& address) const;
 
   const RemoteLoadOptions options_;
-  const std::string nonce_;  // no other server's loads have such keys
+  const std::string nonce_;  // no other server's transfers have such names
   kvtransfer::KvSource& connector_;
   BlockManager& blocks_;
   kvtransfer::KvRequestId next_id_ = 1;

@@ -34,7 +34,7 @@ void WaitingQueue::erase(Sequence* sequence) {
 }
 
 void WaitingQueue::count(const Sequence& sequence) {
-  if (sequence.job.has_value()) return;
+  if (sequence.request.asked.has_value()) return;
   prompt_tokens_ += sequence.remaining();
   if (sequence.tokens.size() > sequence.prompt_tokens) {
     begun_.push_back(&sequence);
@@ -45,7 +45,7 @@ void WaitingQueue::count(const Sequence& sequence) {
 }
 
 void WaitingQueue::forget(const Sequence& sequence) {
-  if (sequence.job.has_value()) return;
+  if (sequence.request.asked.has_value()) return;
   prompt_tokens_ -= sequence.remaining();
   if (std::erase(begun_, &sequence) > 0) return;
   --fresh_;
@@ -82,7 +82,7 @@ void Scheduler::remove(Sequence* sequence) {
   std::erase(loading_, sequence);
   if (sequence->load != 0) {
     sequence->source->give_up(sequence);
-  } else if (!sequence->job.has_value()) {
+  } else {
     blocks_.release(sequence->blocks);
     sequence->blocks.clear();
   }
@@ -121,14 +121,14 @@ bool Scheduler::reserve(Sequence* sequence, size_t tokens) {
 }
 
 // Makes the sequence that was admitted last, at or behind running_[index], give up its blocks.
-// False if that was running_[index] itself. Jobs hold all their blocks from the start and may have
-// them in flight, so they are passed over.
+// False if that was running_[index] itself. What other engines have asked for holds all its blocks
+// from the start and may have them in flight, so it is passed over.
 bool Scheduler::preempt_for(size_t index) {
   size_t victim = running_.size() - 1;
-  while (victim > index && running_[victim]->job.has_value()) --victim;
+  while (victim > index && running_[victim]->request.asked.has_value()) --victim;
   Sequence* sequence = running_[victim];
   running_.erase(running_.begin() + static_cast<ptrdiff_t>(victim));
-  if (sequence->send != 0) hand_off_->restart(sequence->send);
+  if (sequence->send != 0) sessions_->restart(sequence->send);
   blocks_.release(sequence->blocks);
   sequence->blocks.clear();
   sequence->computed = 0;
@@ -173,22 +173,13 @@ void Scheduler::schedule_waiting() {
   }
 }
 
-// Whom a prompt is asked of, of which the first `here` tokens need not be; null: it is computed.
-RemoteLoads* Scheduler::remote_source(const Sequence& sequence, size_t here) const {
-  for (RemoteLoads* source : {hand_off_loads_, loads_}) {
-    if (source != nullptr && source->wants(sequence, here)) return source;
-  }
-  return nullptr;
-}
-
 // Takes the head of the queue out of it if there is room for it; false if it has to stay.
 bool Scheduler::admit(Sequence* sequence) {
   const size_t total = sequence->tokens.size();
   extend_chain(sequence->tokens, kBlockTokens, options_.root, &sequence->chain);
-  // The last token is always computed, for its logits; a job wants none.
-  const size_t useful = options_.prefix_cache && !sequence->wants_prompt()
-                            ? (sequence->job.has_value() ? total : total - 1) / kBlockTokens
-                            : 0;
+  // The last token is always computed, for its logits or to hand the rest over.
+  const size_t useful =
+      options_.prefix_cache && !sequence->wants_prompt() ? (total - 1) / kBlockTokens : 0;
   const auto chain = std::span(sequence->chain).first(useful);
   const BlockManager::Match match = blocks_.find(chain);
   const size_t cached = match.blocks * kBlockTokens;
@@ -200,14 +191,14 @@ bool Scheduler::admit(Sequence* sequence) {
     in_tiers = *found * kBlockTokens;
   }
   // What is left behind the blocks of the tiers is computed here, if it is not much.
-  RemoteLoads* const remote = remote_source(*sequence, cached + in_tiers);
-  const bool load = remote != nullptr || in_tiers > 0;
+  const bool remote = loads_ != nullptr && loads_->wants(*sequence, cached + in_tiers);
+  const bool load = remote || in_tiers > 0;
   if (load ? loading_.size() + ready_.size() >= options_.max_sequences
            : budget_ == 0 || running_.size() >= options_.max_sequences) {
     return false;
   }
   const size_t tokens = std::min(total - cached, budget_);
-  const bool whole = load || sequence->job.has_value();
+  const bool whole = load || sequence->request.asked.has_value();
   const size_t fresh = blocks_for(whole ? total : cached + tokens) - match.blocks;
   if (fresh + match.free_blocks > blocks_.free_blocks()) return false;
 
@@ -219,24 +210,19 @@ bool Scheduler::admit(Sequence* sequence) {
   if (sequence->metrics.preemptions == 0) {
     sequence->metrics.cached_tokens = static_cast<uint32_t>(cached);
   }
-  if (remote != nullptr) {
-    load_from(*remote, sequence, RemoteLoads::loadable(*sequence));
+  if (remote) {
+    load_from(*loads_, sequence, RemoteLoads::loadable(*sequence));
     return true;
   }
-  if (hand_off_ != nullptr && sequence->request.remote_prefill.has_value()) {
-    hand_off_->decline(*sequence->request.remote_prefill);
+  if (sessions_ != nullptr && sequence->request.remote_prefill.has_value()) {
+    sessions_->decline(*sequence->request.remote_prefill);
     sequence->request.remote_prefill.reset();
   }
   if (load) {
     load_from(*tier_loads_, sequence, cached + in_tiers);
     return true;
   }
-  if (sequence->job.has_value()) plan_.admitted_jobs.push_back(sequence);
-  if (tokens == 0) {
-    sequence->state = SequenceState::kDone;  // a job that is cached completely
-  } else {
-    start(sequence, tokens);
-  }
+  start(sequence, tokens);
   return true;
 }
 
@@ -262,8 +248,7 @@ void Scheduler::load_from(RemoteLoads& source, Sequence* sequence, size_t tokens
 void Scheduler::schedule_streaming() {
   if (!plan_.chunks.empty() || !running_.empty()) return;
   for (Sequence* sequence : loading_) {
-    // What a job has loaded must be sent first, and what is handed over is not computed twice.
-    if (sequence->job.has_value() || sequence->send != 0) continue;
+    if (sequence->send != 0) continue;  // what is handed over is not computed twice
     if (sequence->source->layers(*sequence) < sequence->layers_wanted) continue;
     sequence->computed = sequence->load_end;
     plan_.streaming = sequence;
@@ -274,7 +259,6 @@ void Scheduler::schedule_streaming() {
 
 const StepPlan& Scheduler::schedule() {
   plan_.chunks.clear();
-  plan_.admitted_jobs.clear();
   plan_.failed.clear();
   plan_.not_loaded.clear();
   plan_.streaming = nullptr;
@@ -321,7 +305,7 @@ void Scheduler::add_backlog(size_t mean_output, bool one_by_one, Backlog* backlo
                    .begun = begun};
   };
   const auto add = [&](const Sequence& sequence) {
-    if (sequence.job.has_value()) return;
+    if (sequence.request.asked.has_value()) return;
     backlog->prompt_tokens += sequence.remaining();
     backlog->output_tokens += expected_output(sequence, mean_output);
     if (one_by_one) backlog->batch.push_back(pending(sequence));
@@ -334,7 +318,7 @@ void Scheduler::add_backlog(size_t mean_output, bool one_by_one, Backlog* backlo
   if (!one_by_one) return;
   for (const Sequence* sequence : waiting_) {
     if (backlog->queue.size() == Backlog::kListed) break;
-    if (!sequence->job.has_value()) backlog->queue.push_back(pending(*sequence));
+    if (!sequence->request.asked.has_value()) backlog->queue.push_back(pending(*sequence));
   }
 }
 

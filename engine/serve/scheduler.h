@@ -13,17 +13,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/handoff/hand_off.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/remote_loads.h"
 #include "engine/serve/requests/sequence.h"
+#include "engine/shard/kv_ranks.h"
 
 namespace baton::engine::serve {
 
 // The sequences that wait for a place in the batch, with what they ask for in all. A sequence must
-// not change while it is in here; it has nothing computed. Sums leave out jobs.
+// not change while it is in here; it has nothing computed. Sums leave out what other
+// engines have asked for.
 class WaitingQueue {
  public:
   void push_back(Sequence* sequence);
@@ -64,8 +65,6 @@ struct ScheduledChunk {
 
 struct StepPlan {
   std::vector<ScheduledChunk> chunks;
-  // Prefill jobs that left the queue; those with nothing to compute are in no chunk.
-  std::vector<Sequence*> admitted_jobs;
   // Sequences that cannot go on, already removed: their loads could not even be started.
   std::vector<std::pair<Sequence*, absl::Status>> failed;
   // The same, but they are computed here.
@@ -85,9 +84,7 @@ struct SchedulerOptions {
 // Not thread-safe. Sequences belong to the engine; the scheduler keeps pointers.
 class Scheduler {
  public:
-  // `loads` is null where there is no prefill worker to ask.
-  Scheduler(SchedulerOptions options, BlockManager& blocks, RemoteLoads* loads)
-      : options_(options), blocks_(blocks), loads_(loads) {}
+  Scheduler(SchedulerOptions options, BlockManager& blocks) : options_(options), blocks_(blocks) {}
 
   // From now on prompts are looked up in `tiers` too, and loaded from there through `loads`.
   void use_tiers(KvTiers& tiers, RemoteLoads& loads) {
@@ -95,15 +92,15 @@ class Scheduler {
     tier_loads_ = &loads;
   }
 
-  // ... and the prompts of requests with remote_prefill come from there.
-  void use_hand_off(handoff::HandOff& hand_off, RemoteLoads& loads) {
-    hand_off_ = &hand_off;
-    hand_off_loads_ = &loads;
+  // ... and prompts that requests say are elsewhere come from there.
+  void use_sessions(shard::KvRanks& sessions, RemoteLoads& loads) {
+    sessions_ = &sessions;
+    loads_ = &loads;
   }
 
   void add(Sequence* sequence);
-  // Takes a sequence out, whatever its state, and frees its blocks (a job keeps them: they may be
-  // in flight; an open load's go to quarantine).
+  // Takes a sequence out, whatever its state, and frees its blocks (an open load's go to
+  // quarantine).
   void remove(Sequence* sequence);
   // The load of `sequence` has ended: it goes on behind the tokens that were loaded...
   void loaded(Sequence* sequence);
@@ -122,9 +119,9 @@ class Scheduler {
     return waiting_.empty() && ready_.empty() && running_.empty() && loading_.empty();
   }
   size_t waiting() const { return waiting_.size(); }
-  // What the sequences here have in front of them, jobs left out. Walks those that have blocks, so
-  // that a long queue costs nothing.
-  // `one_by_one`: the requests too, not only what they add up to.
+  // What the sequences here have in front of them, but for what other engines have asked for. Walks
+  // those that have blocks, so that a long queue costs nothing. `one_by_one`: the requests too, not
+  // only what they add up to.
   void add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const;
   size_t running() const { return running_.size(); }
   const std::vector<Sequence*>& loading() const { return loading_; }
@@ -135,7 +132,6 @@ class Scheduler {
   void schedule_waiting();
   void schedule_streaming();
   bool admit(Sequence* sequence);
-  RemoteLoads* remote_source(const Sequence& sequence, size_t here) const;
   void load_from(RemoteLoads& source, Sequence* sequence, size_t tokens);
   void start(Sequence* sequence, size_t tokens);
   bool reserve(Sequence* sequence, size_t tokens);
@@ -144,11 +140,10 @@ class Scheduler {
 
   const SchedulerOptions options_;
   BlockManager& blocks_;
-  RemoteLoads* const loads_;
   KvTiers* tiers_ = nullptr;
   RemoteLoads* tier_loads_ = nullptr;
-  handoff::HandOff* hand_off_ = nullptr;
-  RemoteLoads* hand_off_loads_ = nullptr;
+  shard::KvRanks* sessions_ = nullptr;
+  RemoteLoads* loads_ = nullptr;
   WaitingQueue waiting_;
   std::deque<Sequence*> ready_;
   std::vector<Sequence*> running_;

@@ -19,19 +19,12 @@ constexpr Time kSpin = std::chrono::microseconds(50);  // before sleeping
 
 void StepHook::begin(uint64_t request) {
   sends_.clear();
-  sent_.clear();
-  handed_.clear();
+  blocks_.clear();
   load_ = 0;
   stalled_at_.reset();
   waited_ = Time{};
   request_ = request;
   layer_ = -1;
-}
-
-void StepHook::send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks) {
-  if (blocks.empty()) return;
-  sends_.push_back({job, first_block, blocks});
-  sent_.emplace_back();
 }
 
 void StepHook::end() {
@@ -43,13 +36,6 @@ void StepHook::end() {
                     .request = request_});
   }
   layer_ = -1;
-}
-
-absl::Status StepHook::send_status(uint64_t job) const {
-  for (size_t i = 0; i < sends_.size(); ++i) {
-    if (sends_[i].job == job && !sent_[i].ok()) return sent_[i];
-  }
-  return absl::OkStatus();
 }
 
 // A prefill worker may hang at any layer, and all other requests wait for this thread.
@@ -86,8 +72,6 @@ absl::Status StepHook::before_layer(int layer) {
                       .end = clock_.now(),
                       .request = request_});
     }
-  } else if (connector_ != nullptr) {
-    connector_->progress();
   }
   liveness_.moved();
   layer_ = layer;
@@ -97,15 +81,8 @@ absl::Status StepHook::before_layer(int layer) {
 
 void StepHook::kv_written(int layer) {
   for (size_t i = 0; i < sends_.size(); ++i) {
-    const shard::StepSend& send = sends_[i];
-    absl::Status status = connector_->save_layer(send.job, static_cast<uint32_t>(layer),
-                                                 send.first_block, send.blocks);
-    if (sent_[i].ok()) sent_[i] = std::move(status);
+    sessions_->computed(sends_[i].id, static_cast<uint32_t>(layer), sends_[i].tokens, blocks_[i]);
   }
-  for (const Handed& handed : handed_) {
-    hand_off_->computed(handed.send, static_cast<uint32_t>(layer), handed.tokens, handed.blocks);
-  }
-  if (connector_ != nullptr) connector_->progress();
 }
 
 }  // namespace baton::engine::serve

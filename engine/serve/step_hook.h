@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "engine/handoff/hand_off.h"
 #include "engine/model/model.h"
 #include "engine/serve/liveness.h"
+#include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
@@ -20,21 +20,19 @@ namespace baton::engine::serve {
 // Reused from step to step, so that its buffers are too.
 class StepHook : public LayerHook {
  public:
-  // `connector` and `timeline` may be null.
-  StepHook(kvtransfer::KvConnector* connector, Timeline* timeline, const Clock& clock,
-           Liveness& liveness)
-      : connector_(connector), timeline_(timeline), clock_(clock), liveness_(liveness) {}
+  // `timeline` may be null.
+  StepHook(Timeline* timeline, const Clock& clock, Liveness& liveness)
+      : timeline_(timeline), clock_(clock), liveness_(liveness) {}
 
   // Forgets the last step. `request` labels the spans; 0 where the batch has several.
   void begin(uint64_t request);
-  // In every layer these blocks of `job` become complete; `blocks` must outlive the step.
-  void send(uint64_t job, uint32_t first_block, absl::Span<const uint32_t> blocks);
-  // In every layer the first `tokens` tokens of what HandOff calls `send` become complete, in these
-  // blocks, which must outlive the step.
-  void hand_over(uint64_t send, size_t tokens, absl::Span<const uint32_t> blocks) {
-    handed_.push_back({send, tokens, blocks});
+  // In every layer the first `tokens` tokens of what KvRanks calls `send` become complete, in these
+  // blocks of a chunk, which must outlive the step.
+  void hand_over(uint64_t send, size_t tokens, absl::Span<const uint32_t> blocks, size_t chunk) {
+    sends_.push_back({send, tokens, static_cast<uint32_t>(chunk)});
+    blocks_.push_back(blocks);
   }
-  void use_hand_off(handoff::HandOff& hand_off) { hand_off_ = &hand_off; }
+  void use_sessions(shard::KvRanks& sessions) { sessions_ = &sessions; }
   // Every layer of this load is waited for: until it is here or fails, but not for longer than
   // 100 ms and not when `wake_fd` (-1: none) becomes readable. Then before_layer() ends the
   // forward pass with Aborted, and stalled_at() says which layer was missing.
@@ -52,17 +50,12 @@ class StepHook : public LayerHook {
   using OnLogits = std::function<void(size_t chunk, size_t token, std::span<const float>)>;
   void on_token_logits(OnLogits task) { on_token_logits_ = std::move(task); }
 
-  // What send() was told since begin().
+  // What hand_over() was told since begin().
   const std::vector<shard::StepSend>& sends() const { return sends_; }
-  // OK or the first thing that went wrong when sending for `job`.
-  absl::Status send_status(uint64_t job) const;
 
   absl::Status before_layer(int layer) override;
   bool waits() const override { return load_ != 0; }
-  bool hears_layers() const override { return !sends_.empty() || !handed_.empty(); }
-  void while_waiting() override {
-    if (connector_ != nullptr) connector_->progress();
-  }
+  bool hears_layers() const override { return !sends_.empty(); }
   void kv_written(int layer) override;
   void token_logits(size_t chunk, size_t token, std::span<const float> logits) override {
     on_token_logits_(chunk, token, logits);
@@ -71,19 +64,12 @@ class StepHook : public LayerHook {
  private:
   absl::Status wait_for_layer(uint32_t layer);
 
-  kvtransfer::KvConnector* const connector_;
   Timeline* const timeline_;
   const Clock& clock_;
   Liveness& liveness_;
+  shard::KvRanks* sessions_ = nullptr;
   std::vector<shard::StepSend> sends_;
-  std::vector<absl::Status> sent_;  // how each went
-  struct Handed {
-    uint64_t send = 0;
-    size_t tokens = 0;
-    absl::Span<const uint32_t> blocks;
-  };
-  handoff::HandOff* hand_off_ = nullptr;
-  std::vector<Handed> handed_;
+  std::vector<absl::Span<const uint32_t>> blocks_;  // of each
   OnLogits on_token_logits_;
   kvtransfer::KvSource* source_ = nullptr;  // of the load
   kvtransfer::KvRequestId load_ = 0;

@@ -1,6 +1,6 @@
 // What rank 0 of a tensor-parallel model tells the others, and what they report.
 //
-// A load and a job have the number that rank 0's connector or store knows them by. A rank's half of
+// A load and a send have the number that rank 0's session or store knows them by. A rank's half of
 // them moves without rank 0; each time rank 0 asks, the others report what has changed. A block of
 // the KV tiers is named as rank 0 names it for all ranks (RankKeys).
 #pragma once
@@ -22,46 +22,47 @@
 namespace baton::engine::shard {
 
 // The version of all messages below: raise it with each change; ranks of two releases may meet.
-inline constexpr int kCommandsVersion = 2;
+inline constexpr int kCommandsVersion = 3;
 
+// A worker of a prefill, as KvTransfer::At.
+struct KvPlace {
+  std::string agent, address;
+
+  static void fields(auto& wire, auto& m) { wire(m.agent, m.address); }
+};
+
+// Calls of a KvSession.
 enum class KvCallKind : uint8_t {
-  kStartLoad = 1,  // KvConnector::start_load() with `load`
+  kStartLoad = 1,  // start_load() of what is said, for this rank's heads
   kEndLoad,        // end_load() of `id`, again and again until that is true
-  kOpenJob,        // job `id` is the one with the binding's key: take it, or bind() it
-  kRenewJob,       // renew_job() with the binding's lease
-  kSave,           // save_layer() of the blocks, for `layers` layers
-  kFinishJob,      // finish_job() with `outcome`
+  kOpen,           // open() the transfer's name, of so many tokens
+  kRestart,        // of `id`, as the next three
+  kHold,
+  kDrop,
+  kFail,  // fail() with `why`
 };
 
 struct KvCall {
   KvCallKind kind = KvCallKind::kEndLoad;
-  uint64_t id = 0;                // of the load or job
-  kvtransfer::KvLoad load;        // kStartLoad, all but its id: blocks have the same numbers here
-  kvtransfer::KvBinding binding;  // kOpenJob: key, tokens and loads; kRenewJob: lease
-  uint32_t first_layer = 0;       // kSave
-  uint32_t layers = 0;
-  uint32_t first_block = 0;
-  std::vector<uint32_t> blocks;
-  absl::Status outcome;  // kFinishJob
+  uint64_t id = 0;                  // of the load or send
+  kvtransfer::KvTransfer transfer;  // kStartLoad, all but its workers; kOpen: its name
+  std::vector<KvPlace> workers;     // kStartLoad
+  uint64_t tokens = 0;              // likewise
+  uint32_t first_token = 0;         // kStartLoad, as those of KvLoad
+  std::vector<uint32_t> blocks;     // which have the same numbers at all ranks
+  Time timeout{}, silence{};
+  bool push = false;
+  absl::Status why;  // kFail
 
   static void fields(auto& wire, auto& m) {
-    wire.kind(m.kind, KvCallKind::kFinishJob);
+    wire.kind(m.kind, KvCallKind::kFail);
     wire(m.id);
-    switch (m.kind) {
-      case KvCallKind::kStartLoad:
-        return wire(m.load.prefill, m.load.shards, m.load.key, m.load.loads_of_key, m.load.tokens,
-                    m.load.first_token, m.load.blocks, m.load.timeout, m.load.silence);
-      case KvCallKind::kEndLoad:
-        return;
-      case KvCallKind::kOpenJob:
-        return wire(m.binding.key, m.binding.tokens, m.binding.loads);
-      case KvCallKind::kRenewJob:
-        return wire(m.binding.lease);
-      case KvCallKind::kSave:
-        return wire(m.first_layer, m.layers, m.first_block, m.blocks);
-      case KvCallKind::kFinishJob:
-        return wire(m.outcome);
-    }
+    if (m.kind == KvCallKind::kFail) wire(m.why);
+    if (m.kind != KvCallKind::kStartLoad && m.kind != KvCallKind::kOpen) return;
+    wire(m.transfer.transfer, m.tokens);
+    if (m.kind == KvCallKind::kOpen) return;
+    wire(m.transfer.agent, m.transfer.address, m.transfer.finished, m.transfer.ranks, m.workers,
+         m.first_token, m.blocks, m.timeout, m.silence, m.push);
   }
 };
 
@@ -109,13 +110,13 @@ struct Command {
       wire(m.tokens, m.position, m.blocks, m.wants_logits, m.wants_all_logits);
     }
   };
-  // Blocks of a job that the step completes, in every layer.
+  // The first `tokens` tokens of a send are computed by a chunk, in every layer.
   struct Send {
-    uint64_t job = 0;
-    uint32_t first_block = 0;
-    std::vector<uint32_t> blocks;
+    uint64_t id = 0;
+    uint64_t tokens = 0;
+    uint32_t chunk = 0;
 
-    static void fields(auto& wire, auto& m) { wire(m.job, m.first_block, m.blocks); }
+    static void fields(auto& wire, auto& m) { wire(m.id, m.tokens, m.chunk); }
   };
 
   CommandKind kind = CommandKind::kStop;
@@ -136,9 +137,7 @@ enum class EventKind : uint8_t {
   kLoaded = 1,  // every layer is here
   kLoadFailed,  // it will never be, and why
   kLoadQuiet,   // after kEndLoad: no byte can arrive any more, and the number is forgotten
-  // From a connector:
-  kUnwanted,  // the job's loads were given up, or it cannot be sent, and why
-  kSaved,     // after kFinishJob: nothing of it moves any more, and the number is forgotten
+  kReleased,    // after kHold or kFail: nothing reads the blocks, and the number is forgotten
   // From KV tiers:
   kFound,     // to kFind: `found`
   kUnpinned,  // to kSave: the block is not read any more, saved or not
@@ -153,7 +152,7 @@ struct Event {
   static void fields(auto& wire, auto& m) {
     wire.kind(m.kind, EventKind::kUnpinned);
     wire(m.id);
-    if (m.kind == EventKind::kLoadFailed || m.kind == EventKind::kUnwanted) wire(m.why);
+    if (m.kind == EventKind::kLoadFailed) wire(m.why);
     if (m.kind != EventKind::kFound) return;
     wire(m.found.blocks, m.found.disk, m.found.peer, m.found.near);
   }
@@ -164,7 +163,6 @@ struct Report {
   static constexpr size_t kBytes = 3072;
 
   bool more = false;                   // there are other events: ask again
-  kvtransfer::KvConnectorStats kv;     // all but the route
   kvtransfer::tiers::TierStats tiers;  // host_bytes, and what went wrong; the rest is zero
   std::vector<Event> kv_events;        // each is told once
   std::vector<Event> tier_events;      // likewise
@@ -183,8 +181,8 @@ struct Report {
   }
 
   static void contents(auto& wire, auto& m) {
-    wire(m.more, m.kv.bytes_sent, m.kv.bytes_loaded, m.kv.loads_failed, m.kv.jobs_failed);
-    wire(m.tiers.host_bytes, m.tiers.dropped, m.tiers.silences, m.tiers.missed, m.tiers.corrupt);
+    wire(m.more, m.tiers.host_bytes, m.tiers.dropped, m.tiers.silences, m.tiers.missed,
+         m.tiers.corrupt);
     wire(m.kv_events, m.tier_events);
   }
   static void fields(auto& wire, auto& m) {

@@ -1,9 +1,7 @@
 // Following rank 0, step by step.
 #include "engine/shard/follower.h"
 
-#include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,24 +9,14 @@
 #include "engine/shard/tier_ranks.h"
 
 namespace baton::engine::shard {
-namespace {
-
-// Steps follow each other closely. So long after a command there is only looked for the next one;
-// then peers are looked after too; and then this rank sleeps until a peer has something, but not
-// for long, since rank 0 cannot wake it.
-constexpr Time kSpin = std::chrono::microseconds(50);
-constexpr Time kYield = std::chrono::milliseconds(1);
-constexpr Time kNap = std::chrono::milliseconds(1);
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const Model& model,
                                                            const FollowerOptions& options) {
   if (group.shard() != model.shard() || group.shard().rank == 0) {
     return absl::InvalidArgumentError("a follower is not rank 0, and has its own rank's part");
   }
   std::unique_ptr<Follower> follower(new Follower(group, model, options));
-  absl::StatusOr<KvMemory> memory = KvMemory::make(model, options.limits.blocks, options.connector);
+  absl::StatusOr<KvMemory> memory = 
+      KvMemory::make(model, options.limits.blocks, nullptr, options.session != nullptr);
   if (!memory.ok()) return memory.status();
   follower->memory_ = *std::move(memory);
   absl::StatusOr<Workspace> workspace =
@@ -37,9 +25,13 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
   follower->workspace_ = *std::move(workspace);
   follower->logits_.resize(options.limits.max_sequences * size_t(model.config().vocab_size));
   std::string address;
-  if (options.connector != nullptr) {
-    follower->kv_.emplace(*options.connector, static_cast<uint32_t>(model.config().num_layers));
-    address = options.connector->address();
+  if (options.session != nullptr) {
+    const absl::Status used = options.session->use_cache(follower->memory_->cache(), std::nullopt,
+                                                         follower->memory_->file());
+    if (!used.ok()) return used;
+    follower->session_ = options.session;
+    follower->kv_.emplace(*options.session, static_cast<uint32_t>(model.config().num_layers));
+    address = options.session->agent()->address();
   }
   if (options.tiers.has_value()) {
     auto store = open_tiers(options.tiers->store, follower->memory_->cache());
@@ -53,11 +45,13 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
   return follower;
 }
 
+Follower::~Follower() {
+  if (session_ != nullptr) session_->close();  // it reads and writes the cache
+}
+
 absl::Status Follower::run() {
-  std::function<bool()> idle_task;
-  if (kv_.has_value()) idle_task = [this] { return idle(); };
   for (;;) {
-    const absl::StatusOr<std::string_view> message = group_.receive(idle_task);
+    const absl::StatusOr<std::string_view> message = group_.receive();
     if (!message.ok()) return message.status();
     const absl::StatusOr<Command> command =
         base::read_fields<Command>(*message, "a command of rank 0");
@@ -66,30 +60,17 @@ absl::Status Follower::run() {
       if (command->kind == CommandKind::kStop) return absl::OkStatus();
       status = obey(*command);
     }
-    heard_ = Clock::steady().now();
     if (status.ok()) continue;
     if (group_.status().ok()) group_.abort(status);
     return status;
   }
 }
 
-bool Follower::idle() {
-  const Time quiet = Clock::steady().now() - heard_;
-  if (quiet < kSpin) return false;
-  if (quiet < kYield) {
-    kv_->progress();
-    std::this_thread::yield();
-  } else {
-    kv_->wait(kNap);
-  }
-  return true;
-}
-
 absl::Status Follower::obey(const Command& command) {
   if ((!kv_.has_value() && !command.calls.empty()) ||
       (!tiers_.has_value() && !command.tier_calls.empty())) {
     return absl::InternalError(absl::StrCat("rank 0 has ",
-                                            command.calls.empty() ? "KV tiers" : "a KV connector",
+                                            command.calls.empty() ? "KV tiers" : "a KV session",
                                             ", but this rank has none"));
   }
   for (const KvCall& call : command.calls) kv_->make(call);
@@ -113,7 +94,7 @@ absl::Status Follower::compute(const Command& command) {
                        .wants_all_logits = chunk.wants_all_logits});
   }
   LayerHook none;
-  if (kv_.has_value()) kv_->begin_step(command.sends);
+  if (kv_.has_value()) kv_->begin_step(command);
   LayerHook& hook = kv_.has_value() ? static_cast<LayerHook&>(*kv_) : none;
   return model_.forward(chunks_, memory_->cache(), hook, *workspace_, logits_.data());
 }

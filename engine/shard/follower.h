@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/model/model.h"
 #include "engine/shard/commands.h"
@@ -16,8 +17,6 @@
 #include "engine/shard/leader.h"
 #include "engine/shard/limits.h"
 #include "engine/shard/tier_follower.h"
-#include "kvtransfer/kv_connector.h"
-#include "transport/clock.h"
 
 namespace baton::engine::shard {
 
@@ -27,7 +26,7 @@ struct FollowerOptions {
   int threads = 1;                // that compute; 0: one per CPU
   // This rank's, where rank 0 has one: the engine's calls to it are repeated here (kv_ranks.h).
   // Must outlive the follower.
-  kvtransfer::KvConnector* connector = nullptr;
+  handoff::HandOff* session = nullptr;
   RankTiers tiers;  // of this rank, where rank 0 has some; likewise (tier_ranks.h)
 };
 
@@ -37,6 +36,7 @@ class Follower {
   // which is this rank's part, must outlive the follower.
   static absl::StatusOr<std::unique_ptr<Follower>> create(Group& group, const Model& model,
                                                           const FollowerOptions& options);
+  ~Follower();
 
   // Follows until rank 0 ends (OK), or the group fails. What fails here ends the group.
   absl::Status run();
@@ -46,16 +46,15 @@ class Follower {
       : group_(group), model_(model), pool_(options.threads) {}
   absl::Status obey(const Command& command);
   absl::Status compute(const Command& command);
-  bool idle();
 
   Group& group_;
   const Model& model_;
   ComputePool pool_;
   std::optional<KvMemory> memory_;
   std::optional<Workspace> workspace_;
+  handoff::HandOff* session_ = nullptr;
   std::optional<KvFollower> kv_;
   std::optional<TierFollower> tiers_;  // reads and writes the memory: gone before it
-  Time heard_{};                       // of rank 0
   std::vector<SequenceChunk> chunks_;
   std::vector<float> logits_;  // nothing reads them
 };

@@ -10,7 +10,7 @@
 
 namespace baton::engine::shard {
 
-// `addresses` are KvConnector::address() of each rank, in their order. Of one it is the text
+// `addresses` are Agent::address() of each rank's session, in their order. Of one it is the text
 // itself; of several "baton-ranks1:", and the addresses with commas between them.
 std::string join_kv_addresses(const std::vector<std::string>& addresses);
 

@@ -1,4 +1,4 @@
-// One connector of many: calls go to all ranks, answers are what all of them say.
+// One session of many: calls go to all ranks, answers are what all of them say.
 #include "engine/shard/kv_ranks.h"
 
 #include <algorithm>
@@ -16,173 +16,141 @@ constexpr Time kTick = std::chrono::milliseconds(1);
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RanksConnector>> RanksConnector::create(
-    Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own) {
-  std::unique_ptr<RanksConnector> connector(new RanksConnector(leader, std::move(own)));
-  std::vector<std::string> addresses = leader.about_followers();
-  for (size_t i = 0; i < addresses.size(); ++i) {
-    if (!addresses[i].empty()) continue;
+KvRanks::KvRanks(kvtransfer::KvSession& own, Leader* leader, uint32_t layers)
+    : own_(own), leader_(leader), layers_(layers) {
+  if (leader_ == nullptr) return;
+  loads_.emplace(*leader_, own_);
+  leader_->join(this);
+}
+
+KvRanks::~KvRanks() {
+  if (leader_ != nullptr) leader_->leave(this);
+}
+
+absl::StatusOr<std::string> KvRanks::address() const {
+  std::vector<std::string> all = {own_.agent()->address()};
+  if (leader_ != nullptr) {
+    all.insert(all.end(), leader_->about_followers().begin(), leader_->about_followers().end());
+  }
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (!all[i].empty()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", i + 1,
-                     " has no KV connector, and rank 0 has one: give each rank one "
-                     "(FollowerOptions::connector)"));
+        absl::StrCat("rank ", i,
+                     " has no KV session, and rank 0 has one: give each rank one "
+                     "(FollowerOptions::session)"));
   }
-  addresses.insert(addresses.begin(), connector->own_->address());
-  connector->address_ = join_kv_addresses(addresses);
-  return connector;
+  return join_kv_addresses(all);
 }
 
-RanksConnector::RanksConnector(Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own)
-    : leader_(leader),
-      own_(std::move(own)),
-      loads_(leader, *own_),
-      reported_(leader.about_followers().size()) {
-  leader_.join(this);
+void KvRanks::progress() {
+  own_.progress();
+  if (leader_ != nullptr) leader_->progress();
 }
 
-absl::StatusOr<void*> RanksConnector::allocate_cache(const kvtransfer::KvLayout& layout) {
-  layers_ = layout.layers();
-  return own_->allocate_cache(layout);
-}
-
-kvtransfer::KvConnectorStats RanksConnector::stats() const {
-  kvtransfer::KvConnectorStats sum = own_->stats();
-  for (const kvtransfer::KvConnectorStats& each : reported_) {
-    sum.bytes_sent += each.bytes_sent;
-    sum.bytes_loaded += each.bytes_loaded;
-    sum.loads_failed += each.loads_failed;
-    sum.jobs_failed += each.jobs_failed;
-  }
-  return sum;
-}
-
-void RanksConnector::progress() {
-  own_->progress();
-  std::erase_if(refused_, [this](uint64_t job) { return own_->is_saved(job); });
-  leader_.progress();
-}
-
-void RanksConnector::wait(Time timeout, int fd) {
-  own_->wait(busy() ? std::min(timeout, kTick) : timeout, fd);
+void KvRanks::wait(Time timeout, int fd) {
+  const bool busy = leader_ != nullptr && (patience() != kNever || leader_->has_calls());
+  own_.wait(busy ? std::min(timeout, kTick) : timeout, fd);
   progress();
 }
 
-Time RanksConnector::patience() const {
-  return loads_.empty() && jobs_.empty() ? kNever : kAskEvery;
-}
+Time KvRanks::patience() const { return loads_->empty() && sends_.empty() ? kNever : kAskEvery; }
 
-void RanksConnector::hear(size_t follower, const Report& report) {
-  reported_[follower] = report.kv;
+void KvRanks::hear(size_t follower, const Report& report) {
   for (const Event& event : report.kv_events) {
-    loads_.hear(follower, event);
-    const auto job = jobs_.find(event.id);
-    if (job == jobs_.end()) continue;
-    if (event.kind == EventKind::kSaved) ++job->second.saved;
-    if (event.kind == EventKind::kUnwanted && job->second.unwanted.ok()) {
-      job->second.unwanted = said_by(follower, event.why);
-    }
+    loads_->hear(follower, event);
+    const auto send = sends_.find(event.id);
+    if (send != sends_.end() && event.kind == EventKind::kReleased) ++send->second.released;
   }
 }
 
 // --- decode --------------------------------------------------------------------------------------
 
-absl::Status RanksConnector::start_load(kvtransfer::KvLoad load) {
-  if (absl::Status status = leader_.status(); !status.ok()) return status;
-  if (load.key.empty()) {
-    return absl::InvalidArgumentError("a load by several ranks needs a key");
+absl::Status KvRanks::start_load(kvtransfer::KvLoad load) {
+  if (leader_ == nullptr) return own_.start_load(std::move(load));
+  if (absl::Status status = leader_->status(); !status.ok()) return status;
+  KvCall call{.kind = KvCallKind::kStartLoad, .id = load.id};
+  if (load.transfer.has_value()) call.transfer = *load.transfer;
+  for (const auto& [agent, address] : call.transfer.workers) {
+    call.workers.push_back({agent, address});
   }
-  KvCall call{.kind = KvCallKind::kStartLoad, .id = load.id, .load = load};
-  if (absl::Status status = own_->start_load(std::move(load)); !status.ok()) return status;
-  loads_.start(call.id, call.id);
-  leader_.call(std::move(call));
+  call.tokens = load.tokens.size();
+  call.first_token = load.first_token;
+  call.blocks = load.blocks;
+  call.timeout = load.timeout;
+  call.silence = load.silence;
+  call.push = load.push;
+  if (absl::Status status = own_.start_load(std::move(load)); !status.ok()) return status;
+  loads_->start(call.id, call.id);
+  leader_->call(std::move(call));
   return absl::OkStatus();
 }
 
-absl::Status RanksConnector::wait_for_layer(kvtransfer::KvRequestId id, uint32_t layer) {
-  while (layers_loaded(id) <= layer) {
-    if (absl::Status status = load_status(id); !status.ok()) return status;
-    wait(kTick, -1);
-  }
-  return absl::OkStatus();
+// Of a load that no rank makes: a call without blocks.
+void KvRanks::decline(const kvtransfer::KvTransfer& from) {
+  own_.decline(from);
+  if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kStartLoad, .transfer = from});
 }
 
-bool RanksConnector::end_load(kvtransfer::KvRequestId id) {
-  return loads_.end(id, [&] { leader_.call({.kind = KvCallKind::kEndLoad, .id = id}); });
+uint32_t KvRanks::layers_loaded(kvtransfer::KvRequestId id) {
+  return leader_ == nullptr ? own_.layers_loaded(id) : loads_->layers_loaded(id, layers_);
+}
+
+absl::Status KvRanks::load_status(kvtransfer::KvRequestId id) {
+  return leader_ == nullptr ? own_.load_status(id) : loads_->status(id);
+}
+
+bool KvRanks::end_load(kvtransfer::KvRequestId id) {
+  if (leader_ == nullptr) return own_.end_load(id);
+  return loads_->end(id, [&] { leader_->call(KvCall{.kind = KvCallKind::kEndLoad, .id = id}); });
 }
 
 // --- prefill -------------------------------------------------------------------------------------
 
-std::optional<kvtransfer::KvJob> RanksConnector::next_job() {
-  while (std::optional<kvtransfer::KvJob> job = own_->next_job()) {
-    if (job->key.empty()) {
-      own_->finish_job(job->job, absl::FailedPreconditionError(absl::StrCat(
-                                     "this prefill server has ", reported_.size() + 1,
-                                     " tensor-parallel ranks: give the address of all, as its "
-                                     "/v1/baton/address says")));
-      refused_.push_back(job->job);
-      continue;
-    }
-    jobs_[job->job];
-    KvCall call{.kind = KvCallKind::kOpenJob, .id = job->job};
-    call.binding.key = job->key;
-    call.binding.tokens = static_cast<uint32_t>(job->tokens.size());
-    call.binding.loads = job->loads_of_key;
-    leader_.call(std::move(call));
-    return job;
-  }
-  return std::nullopt;
+uint64_t KvRanks::open(absl::string_view transfer, size_t tokens) {
+  const uint64_t send = own_.open(transfer, tokens);
+  if (leader_ == nullptr || send == 0) return send;
+  KvCall call{.kind = KvCallKind::kOpen, .id = send};
+  call.transfer.transfer = std::string(transfer);
+  call.tokens = tokens;
+  leader_->call(std::move(call));
+  sends_[send];
+  return send;
 }
 
-bool RanksConnector::is_wanted(uint64_t job) {
-  const auto it = jobs_.find(job);
-  return it != jobs_.end() && it->second.unwanted.ok() && leader_.status().ok() &&
-         own_->is_wanted(job);
+void KvRanks::restart(uint64_t send) {
+  own_.restart(send);
+  if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kRestart, .id = send});
 }
 
-absl::Status RanksConnector::save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
-                                        absl::Span<const uint32_t> blocks) {
-  absl::Status status = own_->save_layer(job, layer, first_block, blocks);
-  if (leader_.in_step() || !status.ok()) return status;
-  KvCall* last = leader_.last_call();
-  const bool next = last != nullptr && last->kind == KvCallKind::kSave && last->id == job &&
-                    last->first_layer + last->layers == layer && last->first_block == first_block &&
-                    absl::MakeConstSpan(last->blocks) == blocks;
-  if (next) {
-    ++last->layers;
-    return status;
-  }
-  KvCall call{.kind = KvCallKind::kSave, .id = job};
-  call.first_layer = layer;
-  call.layers = 1;
-  call.first_block = first_block;
-  call.blocks.assign(blocks.begin(), blocks.end());
-  leader_.call(std::move(call));
-  return status;
+void KvRanks::hold(uint64_t send) {
+  own_.hold(send);
+  if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kHold, .id = send});
 }
 
-absl::Status RanksConnector::renew_job(uint64_t job, Time lease) {
-  if (jobs_.contains(job)) {
-    KvCall call{.kind = KvCallKind::kRenewJob, .id = job};
-    call.binding.lease = lease;
-    leader_.call(std::move(call));
-  }
-  return own_->renew_job(job, lease);
+void KvRanks::drop(uint64_t send) {
+  own_.drop(send);
+  if (leader_ == nullptr) return;
+  leader_->call(KvCall{.kind = KvCallKind::kDrop, .id = send});
+  sends_.erase(send);
 }
 
-void RanksConnector::finish_job(uint64_t job, const absl::Status& outcome) {
-  own_->finish_job(job, outcome);
-  if (jobs_.contains(job)) {
-    leader_.call({.kind = KvCallKind::kFinishJob, .id = job, .outcome = outcome});
-  }
+void KvRanks::fail(uint64_t send, const absl::Status& why) {
+  own_.fail(send, why);
+  if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kFail, .id = send, .why = why});
 }
 
-bool RanksConnector::is_saved(uint64_t job) {
-  const auto it = jobs_.find(job);
-  if (it == jobs_.end()) return own_->is_saved(job);
-  if (!it->second.own_saved) it->second.own_saved = own_->is_saved(job);
-  if (!it->second.own_saved || !leader_.everywhere(it->second.saved)) return false;
-  jobs_.erase(it);
-  return true;
+std::vector<uint64_t> KvRanks::released() {
+  std::vector<uint64_t> own = own_.released();
+  if (leader_ == nullptr) return own;
+  for (const uint64_t send : own) sends_[send].own = true;
+  std::vector<uint64_t> out;
+  absl::erase_if(sends_, [&](const auto& entry) {
+    const Held& held = entry.second;
+    if (!held.own || !leader_->everywhere(held.released)) return false;
+    out.push_back(entry.first);
+    return true;
+  });
+  return out;
 }
 
 }  // namespace baton::engine::shard

@@ -99,11 +99,7 @@ absl::Status Leader::begin_step(std::span<const SequenceChunk> chunks,
   }
   command_.sends.resize(sends.size());
   for (size_t i = 0; i < sends.size(); ++i) {
-    const StepSend& from = sends[i];
-    Command::Send& to = command_.sends[i];
-    to.job = from.job;
-    to.first_block = from.first_block;
-    to.blocks.assign(from.blocks.begin(), from.blocks.end());
+    command_.sends[i] = {sends[i].id, sends[i].tokens, sends[i].chunk};
   }
   absl::Status status = tell(CommandKind::kStep);
   note(status);

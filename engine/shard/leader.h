@@ -23,11 +23,12 @@
 
 namespace baton::engine::shard {
 
-// Blocks of a job that a step completes, in every layer: [first_block, ...) of its sequence.
+// The first `tokens` tokens of a send (KvRanks) are computed by a step, in every layer; they lie in
+// the blocks of a chunk.
 struct StepSend {
-  uint64_t job = 0;
-  uint32_t first_block = 0;
-  absl::Span<const uint32_t> blocks;
+  uint64_t id = 0;
+  size_t tokens = 0;
+  uint32_t chunk = 0;
 };
 
 // The KV tiers of a rank, and what is in the names of all its blocks.
@@ -69,7 +70,7 @@ class Leader {
   void end_step(const absl::Status& status);
   bool in_step() const { return in_step_; }
 
-  // What each follower said of itself, from rank 1 on: its KV address, "" without a connector.
+  // What each follower said of itself, from rank 1 on: its KV address, "" without a session.
   const std::vector<std::string>& about_followers() const { return about_followers_; }
   bool has_tiers() const { return has_tiers_; }
   // All followers have answered, or the group has failed and no rank does anything any more.
@@ -77,7 +78,7 @@ class Leader {
     return followers == about_followers_.size() || !status().ok();
   }
 
-  // What rank 0 has in common with the others: a connector (kv_ranks.h), a store (tier_ranks.h).
+  // What rank 0 has in common with the others: a session (kv_ranks.h), a store (tier_ranks.h).
   class Part {
    public:
     // How long it can go without hearing of the others; kNever: there is nothing to hear of.
@@ -102,8 +103,6 @@ class Leader {
     urgent_ |= urgent;
   }
   bool has_calls() const { return urgent_; }
-  // The last of a connector that they have not been told of; null: they know all.
-  KvCall* last_call() { return command_.calls.empty() ? nullptr : &command_.calls.back(); }
   // Outside a step: they make the calls and report what has changed, which the parts hear.
   absl::Status ask();
   // The same, if it is time to. In a step it does nothing.

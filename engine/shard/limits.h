@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -12,7 +11,7 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/model_runner.h"
-#include "kvtransfer/kv_connector.h"
+#include "transport/base/unique_fd.h"
 
 namespace baton::engine::shard {
 
@@ -32,19 +31,24 @@ struct StepLimits {
   }
 };
 
-// The memory of a KV cache: a device's, or the connector's, which peers reach, or without one our
-// own.
+// The memory of a KV cache: a device's, or our own.
 class KvMemory {
  public:
-  // `connector` may be null; else it must outlive this object. `runner`, if given, says whether the
-  // memory is a device's. ResourceExhausted: there is not so much memory.
+  // `runner`, if given, says whether the memory is a device's. `shared`: processes of this machine
+  // can map it, where the kernel lets it be a file(). ResourceExhausted: there is not so much
+  // memory.
   static absl::StatusOr<KvMemory> make(const Model& model, uint32_t blocks,
-                                       kvtransfer::KvConnector* connector,
-                                       ModelRunner* runner = nullptr);
+                                       ModelRunner* runner = nullptr, bool shared = false);
   KvCache& cache() { return *cache_; }
+  int file() const { return file_.get(); }  // -1: none
 
  private:
-  std::unique_ptr<std::byte, void (*)(void*)> own_{nullptr, std::free};
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* memory) const;
+  };
+  std::unique_ptr<std::byte, Unmap> own_;
+  base::UniqueFd file_;
   std::optional<KvCache> cache_;
 };
 

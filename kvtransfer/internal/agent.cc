@@ -196,6 +196,10 @@ absl::Status Agent::ask_metadata(std::string_view agent, std::string_view host_p
   if (peer.ok() && peer->generation == 0) return absl::OkStatus();
   return impl_->fetch(agent, host_port, peer);
 }
+absl::StatusOr<std::string> Agent::name_at(std::string_view host_port) {
+  if (absl::Status good = usable(); !good.ok()) return good;
+  return impl_->name_at(host_port);
+}
 absl::Status Agent::send_metadata(std::string_view host_port, std::string_view metadata) {
   if (absl::Status good = usable(); !good.ok()) return good;
   std::string mine(metadata);

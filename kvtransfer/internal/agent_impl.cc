@@ -72,7 +72,7 @@ Agent::Impl::Impl(std::unique_ptr<Worker> its_worker, ClusterKey cluster_key,
   self.address = worker->address();
   self.epoch = next_agent_id();
   if (options.progress_thread) progress_thread = std::make_unique<ProgressThread>(*worker);
-  if (options.serve_metadata) server = std::thread([this] { serve(); });
+  if (options.serve_metadata && options.serve_thread) server = std::thread([this] { serve(); });
   if (store != nullptr) {
     keeper = std::make_unique<MetadataKeeper>(
         std::move(store), lease_of(options),

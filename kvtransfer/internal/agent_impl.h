@@ -100,6 +100,7 @@ class Agent::Impl {
   void remember_told(const std::string& agent, uint64_t by);  // inbox_mutex is held
   void forget_told(RemoteAgent& remote);                      // locked
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
+  absl::StatusOr<std::string> name_at(std::string_view host_port);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
   std::string why_missing(std::string_view agent);  // as far as is known
   void look_at(RemoteAgent& remote);                // whether it is lost, or up again; locked

@@ -8,9 +8,41 @@
 #include "kvtransfer/internal/agent_impl.h"
 #include "transport/base/durations.h"
 #include "transport/base/log.h"
+#include "transport/base/wire.h"
 
 namespace baton::kvtransfer {
 namespace {
+
+// A connector of release 0.1 asks for KV by messages of its own (versions 3 and 4): it hears at
+// once that this release has none of them.
+constexpr uint32_t kConnectorMagic = 0x764b7442;  // "BtKv"
+
+void refuse_connector(Worker& worker, PeerId peer, std::string_view request) {
+  base::WireReader in(request);
+  const auto magic = in.number<uint32_t>();
+  in.number<uint16_t>();  // version
+  const auto kind = in.number<uint8_t>();
+  in.number<uint8_t>();
+  const auto load = in.number<uint64_t>();
+  in.number<uint32_t>();  // bytes
+  const auto offset = in.number<uint32_t>();
+  constexpr uint8_t kRequest = 1, kFailed = 4;
+  if (in.failed() || magic != kConnectorMagic || kind != kRequest || offset != 0) return;
+  std::string body;
+  base::put_number(body, static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
+  base::put_text(body,
+                 "this worker is of a release whose connectors have other messages "
+                 "(docs/upgrading.md): install the same one on both workers");
+  std::string out;
+  base::put_number(out, kConnectorMagic);
+  base::put_number(out, uint16_t{3});
+  base::put_number(out, kFailed);
+  base::put_number(out, uint8_t{0});
+  base::put_number(out, load);
+  base::put_number(out, static_cast<uint32_t>(body.size()));
+  base::put_number(out, uint32_t{0});
+  worker.notify_detached(peer, out + body).IgnoreError();
+}
 
 size_t kept_bytes(const AgentMessage& message) {
   return sizeof message + message.agent.size() + message.payload.size();
@@ -52,6 +84,7 @@ void Agent::Impl::pump() {
     if (!whole.ok()) {
       base::log_event(base::LogLevel::kWarning, "%s: dropped a notification of %s: %s",
                       options.name, sender->second.name, whole.status().message());
+      refuse_connector(*worker, next.peer, next.payload);
     } else if (*whole) {
       hear(next.peer, std::move(frame));
     }
@@ -60,6 +93,24 @@ void Agent::Impl::pump() {
   if (all) forget_who_went();
   // A thread that waits may have looked while a message was on its way from the worker to here.
   if (awaiting > 0 && unread > 0) worker->wake();
+}
+
+absl::StatusOr<std::string> Agent::Impl::name_at(std::string_view host_port) {
+  pump();
+  PeerId peer;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = callers.find(std::string(host_port));
+    if (known == callers.end()) return std::string();
+    peer = known->second;
+    if (peer.generation != 0 && worker->peer_state(peer) == PeerState::kDown) {
+      const absl::Status why = worker->peer_status(peer);
+      return absl::UnavailableError(why.ok() ? "its connection is down" : why.message());
+    }
+  }
+  std::lock_guard lock(inbox_mutex);
+  const auto sender = senders.find(key_of(peer));
+  return sender == senders.end() ? std::string() : sender->second.name;
 }
 
 // Not before what they had sent is read.
@@ -118,7 +169,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       return;
     }
     case AgentFrameKind::kFetch: {
-      if (!options.serve_metadata || frame.payload != options.name) return;
+      if (!options.serve_metadata) return;
+      if (!frame.payload.empty() && frame.payload != options.name) return;
       asking.emplace(key_of(peer), peer);
       return;
     }

@@ -12,7 +12,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_session.h"
+#include "kvtransfer/session/kv_mover.h"
 
 namespace baton::kvtransfer::session {
 
@@ -20,5 +22,9 @@ namespace baton::kvtransfer::session {
 // cache, or makes no sense.
 absl::StatusOr<std::unique_ptr<KvSession>> make_direct_session(std::string_view cache,
                                                                KvSessionOptions options);
+
+// Of a cache that is known by its placement, as connectors have it: no checksums are taken, so what
+// is read counts when prefill has said that its blocks were still held then.
+std::unique_ptr<KvMover> make_direct_mover(Agent& agent, const KvPlacement& cache);
 
 }  // namespace baton::kvtransfer::session

@@ -7,6 +7,10 @@
 // Threads: all is called by the session's thread, but for keep() and what says "engine". Calls of a
 // Kept, and those of an Outgoing that say "locked", are under the session's lock.
 //
+// Pushes: an Outgoing of a reader that wants to be written to begins its writes in next() and
+// work(), as it would copy; each says {"kind": "wrote", "transfer", "parts"} when its bytes are
+// there.
+//
 // What a peer says may make nlohmann::json throw: the session takes it for nonsense.
 #pragma once
 
@@ -56,6 +60,16 @@ class KvMover {
     // [block, checksum] of one of these, or [block, [checksum, ...]] of its pieces.
     virtual nlohmann::json block(size_t row, size_t number) const = 0;
     virtual size_t checksums(size_t /*row*/) const { return 1; }  // of a block
+    // Blocks that its reader wants and that are not ready, where it says what it wants. Locked.
+    virtual size_t missing() const { return 0; }
+    // Where it is written to: the writes that work() has begun since the last call.
+    struct Write {
+      AgentTransferId transfer;
+      uint32_t layer = 0;
+    };
+    virtual absl::StatusOr<std::vector<Write>> begun() {
+      return absl::UnimplementedError("this cache is only read: load without push");
+    }
   };
   class Kept {
    public:
@@ -65,14 +79,15 @@ class KvMover {
                           absl::Span<const uint32_t> blocks) = 0;
     virtual void restart() = 0;
     // For a reader whose cache is like another's, what that one has. `there`: the engine still has
-    // the blocks. Null: nothing can be shown.
-    virtual std::shared_ptr<Outgoing> show(const std::shared_ptr<const Reader>& reader,
-                                           bool there) = 0;
+    // the blocks. `want`: its first of this transfer. Null: nothing can be shown.
+    virtual std::shared_ptr<Outgoing> show(const std::shared_ptr<const Reader>& reader, bool there,
+                                           const nlohmann::json& want) = 0;
   };
   struct Source {
     virtual ~Source() = default;
     std::vector<Descriptor> spans;  // the memory that is read
-    uint32_t ranks = 1;             // of that prefill
+    MemoryKind kind = MemoryKind::kDram;
+    uint32_t ranks = 1;  // of that prefill
   };
   struct Posted {
     AgentTransferId transfer;
@@ -81,6 +96,8 @@ class KvMover {
   class Incoming {
    public:
     virtual ~Incoming() = default;
+    // Source number `from` sends this part of the heads, where its name does not say so.
+    virtual void take_share(size_t /*from*/, const KvShare& /*share*/) {}
     // What the blocks of source number `from` are is known.
     virtual void join(size_t from, std::shared_ptr<const Source> source) = 0;
     // It says that these are ready: [[row, first number, [[block, checksum], ...]], ...]. A block
@@ -90,9 +107,21 @@ class KvMover {
     virtual absl::Status read(std::vector<Posted>* posted) = 0;
     // One of them has ended, and is released. Not `wanted`: what it brought is not looked at.
     virtual absl::Status landed(AgentTransferId read, bool wanted) = 0;
+    // Its blocks were held until then at least: what was read by then, where no checksum tells, is
+    // good. Called after each landed(), too.
+    virtual void held(size_t /*from*/, Time /*until*/, Time /*now*/) {}
+    // Something waits for that.
+    virtual bool doubts(size_t /*from*/) const { return false; }
+    // It has written these, as its Outgoing says.
+    virtual absl::Status wrote(size_t /*from*/, const nlohmann::json& /*parts*/) {
+      return absl::InternalError("prefill wrote what was to be read");
+    }
     // How many layers are here, from the first.
     virtual uint32_t layers() const = 0;
+    virtual uint64_t bytes(uint32_t /*layer*/) const { return 0; }  // of the load
     virtual bool complete() const = 0;
+    // Blocks of the load, run after run, of which something is not here.
+    virtual std::vector<uint32_t> missing() const { return {}; }
     // What is here is to the bit what this engine would have computed.
     virtual bool exact() const = 0;
   };
@@ -108,6 +137,11 @@ class KvMover {
   // What it is told of this cache.
   virtual nlohmann::json layout(const nlohmann::json& want,
                                 const absl::StatusOr<std::shared_ptr<const Reader>>& reader) = 0;
+  // Whether its blocks can become what this reader wants of a transfer. An error: why not.
+  virtual absl::Status serves(const std::shared_ptr<const Reader>& /*reader*/,
+                              const nlohmann::json& /*want*/) {
+    return absl::OkStatus();
+  }
   // A request's blocks, of so many tokens of prompt. Engine.
   virtual std::unique_ptr<Kept> keep(size_t tokens) = 0;
   // InvalidArgument: the cache has no such layer, or block. Engine.
@@ -116,8 +150,10 @@ class KvMover {
   }
 
   // --- decode
-  // What a want says of this cache.
+  // What a want says of this cache; and where it is to be written to, or says which tokens are
+  // wanted.
   virtual nlohmann::json about() const = 0;
+  virtual nlohmann::json about_blocks() const { return nlohmann::json::object(); }
   // What a load of KvSource's wants. InvalidArgument: it makes no sense. Engine.
   virtual absl::StatusOr<std::vector<KvRun>> runs_of(const KvLoad& /*load*/) const {
     return absl::UnimplementedError("this cache is loaded by KvSession::load()");
@@ -130,8 +166,8 @@ class KvMover {
                                                         std::shared_ptr<Source> source,
                                                         const std::shared_ptr<Source>& before) = 0;
   // InvalidArgument: the runs are not of this cache's groups.
-  virtual absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<KvRun> runs,
-                                                          size_t sources) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<KvRun> runs, size_t sources,
+                                                          KvRequestId id) = 0;
 };
 
 }  // namespace baton::kvtransfer::session

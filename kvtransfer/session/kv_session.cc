@@ -30,9 +30,14 @@ int milliseconds(Time time) {
 }  // namespace
 
 struct KvSession::Inside {
-  explicit Inside(const KvSessionOptions& options)
-      : name(options.name), start_thread(options.start_thread), sends(core, options.lease) {
-    core.agent = options.agent;
+  explicit Inside(KvSessionOptions& options)
+      : name(options.name),
+        start_thread(options.start_thread),
+        sends(core, options.lease, options.max_lease) {
+    core.own = std::move(options.own_agent);
+    core.agent = core.own != nullptr ? core.own.get() : options.agent;
+    core.timeline = options.worker.timeline;
+    core.may_be_read = options.may_be_read;
     core.shard = options.shard;
     core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
     core.wake_thread = [this] { thread_bell.ring(); };
@@ -40,7 +45,7 @@ struct KvSession::Inside {
   }
 
   bool turn() {
-    if (core.agent == nullptr) return false;  // it is closed
+    if (core.agent == nullptr || core.mover == nullptr) return false;  // closed, or not in use yet
     for (const AgentMessage& message : core.agent->messages()) hear(message.agent, message.payload);
     const bool sending = sends.step();
     return loads.step() || sending;
@@ -128,6 +133,7 @@ void KvSession::close() {
   inside_->thread_bell.ring();
   if (inside_->thread.joinable()) inside_->thread.join();
   inside_->loads.stop();
+  inside_->sends.stop();
   inside_->core.agent = nullptr;
   inside_->core.own.reset();  // nothing reads the mover's memory afterwards
   inside_->loads.close();
@@ -159,6 +165,18 @@ absl::Status KvSession::save(uint64_t send, uint32_t layer, uint64_t first_block
 void KvSession::restart(uint64_t send) { inside_->sends.restart(send); }
 void KvSession::hold(uint64_t send) { inside_->sends.hold(send); }
 void KvSession::drop(uint64_t send) { inside_->sends.drop(send); }
+void KvSession::fail(uint64_t send, const absl::Status& why) { inside_->sends.fail(send, why); }
+std::optional<KvAsked> KvSession::next_asked() { return inside_->sends.next_asked(); }
+void KvSession::refuse(absl::string_view transfer, const absl::Status& why) {
+  inside_->sends.refuse(transfer, why);
+}
+bool KvSession::is_wanted(uint64_t send) { return inside_->sends.is_wanted(send); }
+void KvSession::expect(uint64_t send, uint32_t loads, Time lease) {
+  inside_->sends.expect(send, loads, lease);
+}
+void KvSession::give(uint64_t send, std::string payload) {
+  inside_->sends.give(send, std::move(payload));
+}
 std::vector<uint64_t> KvSession::released() { return inside_->sends.released(); }
 std::optional<uint64_t> KvSession::next_released() { return inside_->sends.next_released(); }
 KvTransfer KvSession::params_of(absl::string_view transfer) const {
@@ -178,8 +196,14 @@ absl::Status KvSession::start_load(KvLoad load) {
   }
   absl::StatusOr<std::vector<KvRun>> runs = inside_->core.mover->runs_of(load);
   if (!runs.ok()) return runs.status();
-  return inside_->loads.start(
-      {load.id, *std::move(load.transfer), *std::move(runs), load.timeout, load.silence});
+  KvOrder order{load.id,  *std::move(load.transfer), *std::move(runs), load.timeout, load.silence,
+                load.push};
+  if (load.ask) {
+    order.tokens = std::move(load.tokens);
+    order.lease = load.lease;
+  }
+  order.first_token = load.first_token;
+  return inside_->loads.start(std::move(order));
 }
 uint32_t KvSession::layers_loaded(KvRequestId id) { return inside_->loads.layers_loaded(id); }
 absl::Status KvSession::load_status(KvRequestId id) { return inside_->loads.status(id); }
@@ -187,6 +211,19 @@ bool KvSession::is_exact(KvRequestId id) { return inside_->loads.is_exact(id); }
 bool KvSession::end_load(KvRequestId id) { return inside_->loads.end(id); }
 absl::Status KvSession::load(KvOrder order) { return inside_->loads.start(std::move(order)); }
 std::optional<KvLoaded> KvSession::next_loaded() { return inside_->loads.next_loaded(); }
+absl::Status KvSession::renew_load(KvRequestId id, Time timeout) {
+  return inside_->loads.renew(id, timeout);
+}
+absl::StatusOr<std::string> KvSession::payload(KvRequestId id) {
+  return inside_->loads.payload(id);
+}
+std::vector<uint32_t> KvSession::failed_blocks(KvRequestId id) {
+  return inside_->loads.failed_blocks(id);
+}
+KvConnectorStats KvSession::session_stats() {
+  return {inside_->sends.bytes_written(), inside_->loads.bytes_loaded(), inside_->loads.failed(),
+          inside_->sends.failed(), inside_->loads.route()};
+}
 void KvSession::progress() { inside_->engine_bell.silence(); }
 void KvSession::wait(Time timeout, int fd) {
   std::array<pollfd, 2> entries = {pollfd{event_fd(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};

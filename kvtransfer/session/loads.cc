@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace baton::kvtransfer::session {
 namespace {
@@ -16,11 +17,11 @@ using nlohmann::json;
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
     std::chrono::seconds(1);  // for peers that did not answer, where any silence is allowed
+constexpr Time kMargin = std::chrono::seconds(2);
+constexpr Time kLongestLeft = std::chrono::hours(24);
 constexpr Time kDeclineTimeout = std::chrono::seconds(10);
 constexpr size_t kMostUnknown =
     1 << 20;  // blocks that are ready, of which prefill does not say what they are
-
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
 absl::Status closed() { return absl::UnavailableError("the hand-off is closed"); }
 
@@ -34,12 +35,20 @@ absl::Status Loads::start(KvOrder order) {
   }
   const std::lock_guard lock(mutex_);
   if (closed_) return closed();
+  const uint64_t serial = next_serial_++;
   if (order.runs.empty()) {
     order.timeout = patient(kDeclineTimeout);
-  } else if (!views_.try_emplace(order.id).second) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", order.id, " is already in progress"));
+  } else {
+    const auto [view, made] = views_.try_emplace(order.id);
+    if (!made) {
+      return absl::AlreadyExistsError(absl::StrCat("load ", order.id, " is already in progress"));
+    }
+    view->second.serial = serial;
+    for (const KvRun& run : order.runs) {
+      view->second.missing.insert(view->second.missing.end(), run.blocks.begin(), run.blocks.end());
+    }
   }
-  orders_.push_back(std::move(order));
+  orders_.emplace_back(std::move(order), serial);
   core_.wake_thread();
   return absl::OkStatus();
 }
@@ -86,7 +95,70 @@ bool Loads::end(KvRequestId id) {
   return false;
 }
 
+absl::Status Loads::renew(KvRequestId id, Time timeout) {
+  const std::lock_guard lock(mutex_);
+  const auto it = views_.find(id);
+  if (it == views_.end()) return absl::NotFoundError(absl::StrCat("there is no load ", id));
+  if (timeout <= Time::zero()) {
+    return absl::InvalidArgumentError("a load must be renewed for more than 0 s");
+  }
+  if (it->second.status.ok()) renewals_[id] = timeout;
+  core_.wake_thread();
+  return it->second.status;
+}
+
+absl::StatusOr<std::string> Loads::payload(KvRequestId id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = views_.find(id);
+  if (it == views_.end()) return absl::NotFoundError(absl::StrCat("there is no load ", id));
+  if (!it->second.status.ok()) return it->second.status;
+  if (it->second.payload.has_value()) return *it->second.payload;
+  if (it->second.told) {
+    return absl::FailedPreconditionError("prefill ended without delivering it: compute it here");
+  }
+  return absl::UnavailableError("prefill has not finished yet: ask again");
+}
+
+std::vector<uint32_t> Loads::failed_blocks(KvRequestId id) {
+  const std::lock_guard lock(mutex_);
+  const auto it = views_.find(id);
+  return it == views_.end() ? std::vector<uint32_t>() : it->second.missing;
+}
+
+uint64_t Loads::bytes_loaded() {
+  const std::lock_guard lock(mutex_);
+  return bytes_loaded_;
+}
+uint64_t Loads::failed() {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+std::string Loads::route() {
+  const std::lock_guard lock(mutex_);
+  return last_.empty() || core_.agent == nullptr ? "" : core_.agent->explain(last_);
+}
+
 // --- the session's thread
+
+Loads::View* Loads::view_of(const Load& load) {
+  const auto it = views_.find(load.order.id);
+  return it == views_.end() || it->second.serial != load.serial ? nullptr : &it->second;
+}
+
+// The engine hears of it at once; its blocks are not free before nothing moves.
+void Loads::fail(Load& load, const absl::Status& why) {
+  if (why.ok() || !load.why.ok()) return;
+  load.why = why;
+  if (!load.wanted) return;
+  const std::lock_guard lock(mutex_);
+  View* const view = view_of(load);
+  if (view == nullptr || view->over || (load.incoming != nullptr && load.incoming->complete()))
+    return;
+  view->status = why;
+  if (load.incoming != nullptr) view->missing = load.incoming->missing();
+  ++failed_;
+  core_.wake_engine();
+}
 
 void Loads::stop() {
   if (core_.own != nullptr) return;
@@ -122,27 +194,96 @@ void Loads::heard(const std::string& sender, const json& message) {
     known->second->said = message;
     return;
   }
+  known->second->silent = false;
   const auto it = by_key_.find({sender, message.at("transfer").get<std::string>()});
-  if (it == by_key_.end() || !it->second->why.ok()) return;
+  if (it == by_key_.end()) return;
   Load& load = *it->second;
   Asked& asked = *std::find_if(load.sources.begin(), load.sources.end(),
                                [&sender](const Asked& each) { return each.agent == sender; });
+  answered(load, asked, message, now);
+}
+
+void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
+  const std::string kind = message.at("kind").get<std::string>();
   asked.heard = now;
   asked.answered = true;
-  if (message.at("kind") == "gone") {
-    load.why = absl::NotFoundError("prefill no longer has it");
-  } else if (message.at("kind") == "ready" && load.incoming != nullptr) {
-    const json& parts = message.at("parts");
-    for (const json& part : parts) asked.unknown_blocks += 1 + part.at(2).size();
-    size_t whole = 0;
-    for (const KvRun& run : load.order.runs) whole = std::max<size_t>(whole, run.tokens.end);
-    if (asked.unknown_blocks > std::max(kMostUnknown, 2 * core_.mover->layers() * whole)) {
-      load.why =
-          absl::InvalidArgumentError("prefill keeps reporting blocks without describing its cache");
-      return;
+  // Prefill's last word is on its way behind an answer that it is over.
+  const bool bare = kind == "gone" && !message.contains("code");
+  if (load.hears && asked.known && bare && load.why.ok()) return;
+  asked.known = true;
+  if (kind == "over" || kind == "gone") {
+    const auto code = message.value("code", kind == "gone" ? int(absl::StatusCode::kNotFound) : 0);
+    if (code != 0 && (load.incoming == nullptr || !load.incoming->complete())) {
+      fail(load, absl::Status(static_cast<absl::StatusCode>(code),
+                              message.value("why", std::string("prefill no longer has it"))));
     }
-    asked.unknown.push_back(parts);
+    if (std::exchange(asked.told, true)) return;  // it may take that word back: its lease is over
+    asked.writes = message.value("writes", size_t{0});
+    const std::lock_guard lock(mutex_);
+    View* const view = view_of(load);
+    if (view == nullptr || &asked != &load.sources.front()) return;
+    view->told = true;
+    if (code == 0) view->payload = absl::HexStringToBytes(message.value("payload", std::string()));
+    core_.wake_engine();
+    return;
   }
+  if (!load.why.ok() || load.incoming == nullptr) return;
+  if (kind == "alive") {
+    asked.reading = std::max(asked.reading, message.value("reading", uint64_t{0}));
+    const double lease = message.value("lease", 0.0);  // less what two clocks may differ by
+    const double most = std::clamp(lease * 511 / 512, 0.0, 86400.0);
+    const Time held(static_cast<int64_t>(most * 1e9));
+    const Time at(message.value("at", int64_t{0}));  // when this was asked
+    asked.confirmed = std::max(asked.confirmed, std::min(at, asked.asked.value_or(at)) + held);
+    if (held > Time{}) asked.often = held / 4;
+    if (asked.source == nullptr) return;
+    const uint32_t before = load.incoming->layers();
+    load.incoming->held(static_cast<size_t>(&asked - load.sources.data()), asked.confirmed, now);
+    return note_layers(load, before);
+  }
+  if (kind != "ready" && kind != "wrote") return;
+  for (const json& part : message.at("parts")) asked.unknown_blocks += 1 + part.at(2).size();
+  size_t whole = 0;
+  for (const KvRun& run : load.order.runs) whole = std::max<size_t>(whole, run.tokens.end);
+  if (asked.unknown_blocks > std::max(kMostUnknown, 2 * core_.mover->layers() * whole)) {
+    return fail(load, absl::InvalidArgumentError(
+                          "prefill keeps reporting blocks without describing its cache"));
+  }
+  asked.wrote += kind == "wrote" ? 1 : 0;
+  if (!message.contains("of")) return asked.unknown.push_back(message);
+  const auto reading = message["of"].at(0).get<uint64_t>();
+  const auto number = message["of"].at(1).get<uint64_t>();
+  if (reading < asked.saying) return;
+  if (reading > std::exchange(asked.saying, reading)) {
+    asked.ahead.clear();
+    asked.next = 0;
+  }
+  if (number >= asked.next) asked.ahead.emplace(number, message);
+  for (; !asked.ahead.empty() && asked.ahead.begin()->first == asked.next; ++asked.next) {
+    asked.unknown.push_back(std::move(asked.ahead.begin()->second));
+    asked.ahead.erase(asked.ahead.begin());
+  }
+}
+
+// Where there are more of them than before.
+void Loads::note_layers(Load& load, uint32_t before) {
+  const uint32_t here = load.incoming->layers();
+  if (here == before) return;
+  const std::lock_guard lock(mutex_);
+  for (uint32_t layer = before; layer < here; ++layer) {
+    const uint64_t bytes = load.incoming->bytes(layer);
+    bytes_loaded_ += bytes;
+    if (core_.timeline == nullptr) continue;
+    const Time now = core_.clock->now();
+    core_.timeline->add(
+        {"arrival", absl::StrCat("layer ", layer, " is here"), now, now, load.order.id, bytes});
+  }
+  View* const view = view_of(load);
+  if (view == nullptr) return;
+  view->layers = here;
+  view->exact = load.incoming->exact();
+  if (load.incoming->complete()) view->missing.clear();
+  core_.wake_engine();
 }
 
 // By what a prefill has said of its cache, once we know that memory: of who has asked us only how
@@ -155,7 +296,7 @@ void Loads::learn(Asked& asked, Peer& peer, Time now) {
     found = absl::InvalidArgumentError(error.what());
   }
   if (found.ok()) {
-    if (!core_.agent->has_remote(asked.agent, (*found)->spans)) {
+    if (!core_.agent->has_remote(asked.agent, (*found)->spans, (*found)->kind)) {
       fetch(asked, peer, now).IgnoreError();  // the agent that requested it has been reached
       return;
     }
@@ -171,10 +312,12 @@ void Loads::learn(Asked& asked, Peer& peer, Time now) {
 }
 
 bool Loads::step() {
-  std::deque<KvOrder> orders;
+  std::deque<std::pair<KvOrder, uint64_t>> orders;
+  std::map<KvRequestId, Time> renewals;
   {
     const std::lock_guard lock(mutex_);
     orders.swap(orders_);
+    renewals.swap(renewals_);
   }
   ++steps_;
   const Time now = core_.clock->now();
@@ -186,42 +329,105 @@ bool Loads::step() {
       for (Asked& asked : load.sources) asked.heard += deaf;
     }
   }
-  for (KvOrder& order : orders) begin(std::move(order), now);
+  for (auto& [order, serial] : orders) begin(std::move(order), serial, now);
+  for (Load& load : loads_) {
+    const auto renewed = renewals.find(load.order.id);
+    if (renewed == renewals.end() || load.reported) continue;
+    load.order.timeout =
+        renewed->second < kNever - now ? now - load.started + renewed->second : kNever;
+    for (Asked& asked : load.sources) asked.looked = now - kAsk;  // prefill hears of it
+  }
   for (auto it = loads_.begin(); it != loads_.end();) {
-    move(*it);
+    move(*it, now);
     const auto at = it++;
-    if (!end_if_over(*at)) continue;
-    for (const Asked& asked : at->sources) by_key_.erase({asked.agent, at->order.from.transfer});
+    if (!end_if_over(*at, now)) continue;
+    for (const Asked& asked : at->sources) {
+      const auto key = by_key_.find({asked.agent, at->order.from.transfer});
+      if (key != by_key_.end() && key->second == &*at) by_key_.erase(key);
+    }
     loads_.erase(at);
   }
-  std::erase_if(unsaid_, [this](const Key& whom) { return say_done(whom); });
+  std::erase_if(unsaid_, [this](const auto& done) { return say_done(done.first, done.second); });
   return !loads_.empty() || !unsaid_.empty();
 }
 
-void Loads::begin(KvOrder order, Time now) {
+void Loads::begin(KvOrder order, uint64_t serial, Time now) {
   Load& load = loads_.emplace_back();
+  load.serial = serial;
   load.started = now;
   load.wanted = !order.runs.empty();
+  load.never = serial == 0;
+  load.hears = load.wanted && (order.push || !order.tokens.empty() || order.loads > 0);
   load.order = std::move(order);
   if (const absl::Status good = set_up(load); !good.ok()) {
+    fail(load, good);
     if (load.wanted) report(load, good);
     return loads_.pop_back();
   }
-  for (const Asked& asked : load.sources) by_key_[{asked.agent, load.order.from.transfer}] = &load;
+  for (const Asked& asked : load.sources) {
+    if (!asked.agent.empty()) by_key_[{asked.agent, load.order.from.transfer}] = &load;
+  }
 }
 
 absl::Status Loads::set_up(Load& load) {
+  if (const absl::Status good = add_sources(load); !good.ok()) return good;
+  for (Asked& asked : load.sources) {
+    asked.heard = load.started;
+    asked.looked = load.started - kAsk;
+    if (asked.agent == core_.agent->name()) {
+      return absl::InvalidArgumentError("a worker cannot load from itself");
+    }
+    if (by_key_.contains({asked.agent, load.order.from.transfer})) {
+      // Which is wanted, where this one is declined.
+      return absl::AlreadyExistsError(absl::StrCat(
+          "another request loads transfer \"", load.order.from.transfer, "\" of ", asked.agent));
+    }
+  }
+  if (!load.wanted) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<KvMover::Incoming>> incoming =
+      core_.mover->begin(load.order.runs, load.sources.size(), load.order.id);
+  if (!incoming.ok()) return incoming.status();
+  load.incoming = *std::move(incoming);
+  for (size_t i = 0; i < load.sources.size(); ++i) {
+    if (load.sources[i].share) load.incoming->take_share(i, *load.sources[i].share);
+  }
+  return absl::OkStatus();
+}
+
+// Whom it asks.
+absl::Status Loads::add_sources(Load& load) {
   const KvTransfer& from = load.order.from;
   const KvWorker& me = core_.shard;
   if (from.ranks == 0 || from.ranks > kMostRanks) {
     return absl::InvalidArgumentError(absl::StrCat("a prefill cannot have ", from.ranks, " ranks"));
   }
-  for (const uint32_t rank : ranks_heard(me.heads, from.ranks, me.ranks, me.rank)) {
-    const uint32_t number = rank + me.stage * from.ranks;
+  if (load.order.loads > 0) {
+    const auto ranks = static_cast<uint32_t>(from.workers.size());
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      const KvTransfer::At& at = from.workers[rank];
+      if (at.address.empty()) continue;  // it has nothing of ours
+      Asked& asked = load.sources.emplace_back();
+      asked.agent = at.agent;
+      asked.address = at.address;
+      asked.share = KvShare{ranks, rank, turn_of(core_.agent->name())};
+    }
+    return absl::OkStatus();
+  }
+  const auto ranks = from.workers.empty() ? from.ranks : static_cast<uint32_t>(from.workers.size());
+  const std::vector<std::string> addresses = absl::StrSplit(from.address, ',');
+  for (const uint32_t rank : ranks_heard(me.heads, ranks, me.ranks, me.rank)) {
+    const uint32_t number = rank + me.stage * ranks;
     Asked& asked = load.sources.emplace_back();
+    if (number < from.workers.size()) {
+      asked.agent = from.workers[number].agent;
+      asked.address = from.workers[number].address;
+      continue;
+    }
     asked.agent = absl::StrCat(from.agent, "/", number);
     asked.address = from.address;
-    if (number > 0) {
+    if (number < addresses.size()) {
+      asked.address = addresses[number];
+    } else if (number > 0) {
       const size_t colon = from.address.rfind(':') + 1;  // 0: there is none
       uint32_t port = 0;
       if (!absl::SimpleAtoi(absl::string_view(from.address).substr(colon), &port)) {
@@ -230,47 +436,60 @@ absl::Status Loads::set_up(Load& load) {
       }
       asked.address = absl::StrCat(from.address.substr(0, colon), port + number);
     }
-    asked.heard = load.started;
-    asked.looked = load.started - kAsk;
-    if (by_key_.contains({asked.agent, from.transfer})) {
-      // Which is wanted, where this one is declined.
-      return absl::AlreadyExistsError(
-          absl::StrCat("another request loads transfer \"", from.transfer, "\" of ", asked.agent));
-    }
   }
-  if (!load.wanted) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<KvMover::Incoming>> incoming =
-      core_.mover->begin(load.order.runs, load.sources.size());
-  if (incoming.ok()) load.incoming = *std::move(incoming);
-  return incoming.status();
+  return absl::OkStatus();
 }
 
-void Loads::move(Load& load) {
-  const Time now = core_.clock->now();
+void Loads::move(Load& load, Time now) {
+  if (load.reported) return;
   if (load.wanted && load.why.ok()) {
-    const std::lock_guard lock(mutex_);
-    if (views_[load.order.id].unwanted) load.why = absl::CancelledError("it is not wanted");
+    bool unwanted = false;
+    {
+      const std::lock_guard lock(mutex_);
+      const View* const view = view_of(load);
+      unwanted = view == nullptr || view->unwanted;
+    }
+    // Where all is here, prefill's last word is on its way.
+    if (unwanted && !load.incoming->complete()) {
+      fail(load, absl::CancelledError("the load was ended before its KV was here"));
+    }
   }
-  if (load.why.ok() && now - load.started >= load.order.timeout) {
-    load.why = absl::DeadlineExceededError(
-        absl::StrCat("not complete after ", seconds(load.order.timeout), " s"));
+  if (load.why.ok() && now - load.started >= load.order.timeout &&
+      !(load.hears && load.incoming->complete())) {
+    fail(load, absl::DeadlineExceededError(
+                   absl::StrCat("not complete after ", seconds(load.order.timeout),
+                                " s; ask another worker, compute it here, or allow more time")));
   }
-  for (size_t i = 0; i < load.sources.size() && load.why.ok(); ++i) load.why = move(load, i, now);
+  for (size_t i = 0; i < load.sources.size() && load.why.ok(); ++i) fail(load, move(load, i, now));
   if (load.reads.empty()) load.reading_since = now;
-  if (load.why.ok() && load.incoming != nullptr) load.why = load.incoming->read(&load.reads);
-  follow_reads(load);
+  if (load.why.ok() && load.incoming != nullptr) fail(load, load.incoming->read(&load.reads));
+  follow_reads(load, now);
 }
 
 absl::Status Loads::move(Load& load, size_t number, Time now) {
   Asked& asked = load.sources[number];
+  if (asked.agent.empty() && !find_name(load, asked)) {
+    const absl::Status status = core_.agent->ask_metadata("", asked.address);
+    asked.called = true;
+    return status.ok() ? status : not_reached(asked, status);
+  }
   const auto met = peers_.find(asked.agent);
   const Time heard = met == peers_.end() ? asked.heard : std::max(asked.heard, met->second->heard);
   const Time silence = load.order.silence;
-  if (silence > Time{} && now - heard >= silence) {
+  const bool known_silent =
+      met != peers_.end() && met->second->silent && is_there(asked.agent, *met->second);
+  if (silence > Time{} && !asked.told && (known_silent || now - heard >= silence)) {
+    if (met != peers_.end()) met->second->silent = is_there(asked.agent, *met->second);
     return absl::UnavailableError(
-        absl::StrCat("prefill ", asked.agent, " is silent for ", seconds(silence), " s"));
+        absl::StrCat("prefill ", asked.agent, " is silent for ", seconds(silence),
+                     " s, no sign of life; ask another worker, compute it here, or allow more "
+                     "silence"));
   }
-  if (now - asked.looked >= kAsk) {
+  // Three times in a lease.
+  const Time often = load.order.lease > Time{} ? std::min<Time>(kAsk, load.order.lease / 4) : kAsk;
+  const bool doubts = load.incoming != nullptr && asked.answered && asked.source != nullptr &&
+                      load.incoming->doubts(number);
+  if (now - asked.looked >= std::min(often, asked.often) || doubts) {
     if (absl::Status status = look(load, asked, now); !status.ok()) return status;
   }
   const auto known = peers_.find(asked.agent);
@@ -286,44 +505,86 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
       peer->said.has_value()) {
     return absl::OkStatus();
   }
-  if (peer->source->ranks != load.order.from.ranks) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("prefill has ", peer->source->ranks, " ranks, but was expected to have ",
-                     load.order.from.ranks, ": pass tp_size in kv_transfer_params"));
+  const KvTransfer& from = load.order.from;
+  const size_t ranks = from.workers.empty() ? from.ranks : from.workers.size();
+  if (load.order.loads == 0 && peer->source->ranks != ranks) {
+    return absl::FailedPreconditionError(absl::StrCat("prefill has ", peer->source->ranks,
+                                                      " ranks, but was expected to have ", ranks,
+                                                      ": pass tp_size in kv_transfer_params"));
   }
-  if (asked.source == nullptr) load.incoming->join(number, asked.source = peer->source);
-  asked.unknown_blocks = 0;
-  for (const json& parts : std::exchange(asked.unknown, {})) {
-    try {
-      if (absl::Status status = load.incoming->ready(number, parts); !status.ok()) return status;
-    } catch (const json::exception& error) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot parse prefill's message: ", error.what()));
+  if (asked.source == nullptr) {
+    load.incoming->join(number, asked.source = peer->source);
+    if (!load.order.tokens.empty() && !load.incoming->exact()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("prefill ", asked.agent, " computes with another checkpoint or arithmetic"));
     }
   }
+  if (asked.ahead.empty()) asked.unknown_blocks = 0;
+  for (const json& said : std::exchange(asked.unknown, {})) {
+    if (absl::Status status = take(load, number, said); !status.ok()) return status;
+  }
   return absl::OkStatus();
+}
+
+absl::Status Loads::take(Load& load, size_t number, const json& said) {
+  try {
+    const json& parts = said.at("parts");
+    if (said.at("kind") == "ready") return load.incoming->ready(number, parts);
+    if (!load.order.push) return absl::InvalidArgumentError("prefill wrote what was to be read");
+    const uint32_t before = load.incoming->layers();
+    absl::Status good = load.incoming->wrote(number, parts);
+    note_layers(load, before);
+    return good;
+  } catch (const json::exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot parse prefill's message: ", error.what()));
+  }
+}
+
+// Where only an address is known. False: it is not reached yet.
+bool Loads::find_name(Load& load, Asked& asked) {
+  const absl::StatusOr<std::string> found = core_.agent->name_at(asked.address);
+  const std::string name = found.value_or("");
+  if (name.empty()) {
+    if (asked.called && !found.ok()) fail(load, not_reached(asked, found.status()));
+    return false;
+  }
+  asked.agent = name;
+  if (!by_key_.try_emplace({name, load.order.from.transfer}, &load).second) {
+    fail(load, absl::AlreadyExistsError(absl::StrCat(name, " is named twice")));
+  }
+  return true;
+}
+
+absl::Status Loads::not_reached(const Asked& asked, const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat("prefill ", asked.agent, " at \"", asked.address,
+                                               "\": ", why.message()));
 }
 
 // Whether prefill is there; asks it, or first how to reach it.
 absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   if (!peers_.contains(asked.agent)) forget_who_went();
   std::shared_ptr<Peer>& peer = peers_[asked.agent];
-  if (peer == nullptr) peer = std::make_shared<Peer>();
+  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = now.count()});
   if (is_there(asked.agent, *peer)) {
     ask(load, asked, *peer, now);
     return absl::OkStatus();
   }
+  peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
-    peer = std::make_shared<Peer>();
+    peer = std::make_shared<Peer>(Peer{.life = now.count()});
     if (asked.asked.has_value()) {
       return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
     }
   }
-  const absl::Status status = fetch(asked, *peer, now);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("prefill ", asked.agent, " at \"", asked.address,
-                                                  "\": ", status.message()));
+  absl::Status status = fetch(asked, *peer, now);
+  // Who asks for a prompt to be computed does not wait until a prefill is started.
+  if (status.ok() && load.hears && asked.called) {
+    status = core_.agent->name_at(asked.address).status();
+  }
+  asked.called = true;
+  return status.ok() ? status : not_reached(asked, status);
 }
 
 absl::Status Loads::fetch(const Asked& asked, Peer& peer, Time now) {
@@ -339,28 +600,73 @@ void Loads::ask(const Load& load, Asked& asked, Peer& peer, Time now) {
     asked.asked = now;
     return;
   }
-  const Time patience = load.order.silence > Time{} ? load.order.silence : kAskAgain;
+  const Time patience = load.hears && asked.known     ? std::min(kAsk, asked.often)
+                        : load.order.silence > Time{} ? load.order.silence
+                                                      : kAskAgain;
   if (!asked.answered && now - *asked.asked < patience) {
     asked.looked = now;
     return;
   }
   if (peer.full == steps_) return;
-  const absl::StatusOr<std::string> metadata = core_.agent->partial_metadata({}, true);
-  if (!metadata.ok()) return;
-  json want = core_.mover->about();
-  want["kind"] = "want";
-  want["transfer"] = load.order.from.transfer;
-  want["first"] = !peer.told;
-  want["sure"] = load.order.from.finished;
-  want["metadata"] = absl::BytesToHexString(*metadata);
-  const absl::Status told = core_.tell(asked.agent, want);
-  if (absl::IsResourceExhausted(told)) {
-    peer.full = steps_;
-    return;
-  }
+  const absl::Status told = say(peer, asked.agent, want_of(load, asked, peer, now));
+  if (absl::IsResourceExhausted(told)) return;
   asked.asked = asked.looked = now;  // silence ends what waits for an answer
   asked.answered = false;
   peer.told = true;
+  const std::lock_guard lock(mutex_);
+  last_ = asked.agent;
+}
+
+json Loads::want_of(const Load& load, const Asked& asked, const Peer& peer, Time now) const {
+  const KvOrder& order = load.order;
+  const bool whole = !asked.known || !load.hears;  // what is wanted, too
+  json want = whole ? core_.mover->about() : json::object();
+  want["kind"] = "want";
+  want["transfer"] = order.from.transfer;
+  want["first"] = !peer.told;
+  want["life"] = peer.life;
+  if (whole && load.hears && asked.asked.has_value()) want["again"] = true;
+  if (!whole) want["reading"] = asked.reading;
+  want["sure"] = order.from.finished || (load.hears && asked.known);
+  if (whole) {
+    const auto metadata =
+        order.push ? core_.agent->metadata() : core_.agent->partial_metadata({}, true);
+    if (metadata.ok()) want["metadata"] = absl::BytesToHexString(*metadata);
+  }
+  want["at"] = now.count();
+  if (!load.hears) return want;
+  const Time left = order.timeout - (now - load.started);
+  want["hears"] = true;
+  want["session"] = kSessionVersion;
+  // Prefill ends what it writes somewhat later than decode, which says why.
+  want["lease"] = seconds(order.push ? std::min(left, kLongestLeft) + kMargin : order.lease);
+  if (order.lease <= Time{} && !order.push) want.erase("lease");  // prefill's own
+  if (!whole) return want;
+  want.update(core_.mover->about_blocks());
+  want["push"] = order.push;
+  want["loads"] = order.loads;
+  want["request"] = order.id;
+  if (asked.share) want["share"] = {asked.share->ranks, asked.share->rank, asked.share->turn};
+  want["runs"] = json::array();
+  for (const KvRun& run : order.runs) {
+    want["runs"].push_back({run.first_block, order.push ? json(run.blocks) : json::array(),
+                            run.tokens.begin, run.tokens.end});
+  }
+  if (order.tokens.empty()) return want;
+  const std::string_view tokens(reinterpret_cast<const char*>(order.tokens.data()),
+                                order.tokens.size() * sizeof(int32_t));
+  want["ask"] = {{"tokens", absl::BytesToHexString({tokens.data(), tokens.size()})},
+                 {"first_token", order.first_token},
+                 {"request", order.id},
+                 {"timeout", seconds(left)},
+                 {"decode", order.decode.empty() ? core_.agent->name() : order.decode}};
+  return want;
+}
+
+absl::Status Loads::say(Peer& peer, const std::string& agent, const json& message) {
+  absl::Status told = core_.tell(agent, message);
+  if (absl::IsResourceExhausted(told)) peer.full = steps_;
+  return told;
 }
 
 bool Loads::is_there(const std::string& agent, Peer& peer) {
@@ -380,66 +686,143 @@ void Loads::forget_who_went() {
   });
 }
 
-void Loads::follow_reads(Load& load) {
+void Loads::follow_reads(Load& load, Time now) {
   if (load.reads.empty()) return;
   std::erase_if(load.reads, [&](const KvMover::Posted& read) {
     if (!load.why.ok()) core_.agent->abort(read.transfer).IgnoreError();
     const absl::StatusOr<AgentTransferState> state = core_.agent->state(read.transfer);
     if (state.ok() && *state == AgentTransferState::kRunning) return false;
     const bool done = state.ok() && *state == AgentTransferState::kDone;
-    if (!done && load.why.ok()) {
-      load.why = state.ok() ? core_.agent->status(read.transfer) : state.status();
-    }
+    if (!done) fail(load, state.ok() ? core_.agent->status(read.transfer) : state.status());
     core_.agent->release(read.transfer).IgnoreError();
-    if (load.why.ok()) load.sources[read.from].heard = core_.clock->now();
+    Asked& asked = load.sources[read.from];
+    if (load.why.ok()) asked.heard = now;
     const uint32_t before = load.incoming->layers();
-    load.why.Update(load.incoming->landed(read.transfer, load.why.ok()));
-    if (load.incoming->layers() == before) return true;
-    const std::lock_guard lock(mutex_);
-    View& view = views_[load.order.id];
-    view.layers = load.incoming->layers();
-    view.exact = load.incoming->exact();
-    core_.wake_engine();
+    fail(load, load.incoming->landed(read.transfer, load.why.ok()));
+    load.incoming->held(read.from, asked.confirmed, core_.clock->now());
+    note_layers(load, before);
     return true;
   });
   if (load.reads.empty()) load.reading += core_.clock->now() - load.reading_since;
 }
 
 // Whether it was said, or no agent is there to hear it.
-bool Loads::say_done(const Key& whom) {
-  const auto& [agent, transfer] = whom;
+bool Loads::say_done(const Key& whom, const json& done) {
+  const std::string& agent = whom.first;
   const auto known = peers_.find(agent);
   if (known == peers_.end()) return true;
   Peer& peer = *known->second;
   if (peer.full == steps_) return false;
-  const absl::Status told =
-      core_.tell(agent, {{"kind", "done"}, {"transfer", transfer}, {"ranks", core_.shard.ranks}});
-  if (!absl::IsResourceExhausted(told)) return true;
-  peer.full = steps_;
-  return false;
+  return !absl::IsResourceExhausted(say(peer, agent, done));
 }
 
-bool Loads::end_if_over(Load& load) {
+// Prefill hears that nothing of a load that hears is wanted or read any more: when it has answered,
+// so that this does not overtake the question. One that writes is asked until it has said that it
+// writes no more, or is gone.
+void Loads::let_go(Load& load, Time now) {
+  for (Asked& asked : load.sources) {
+    const auto known = peers_.find(asked.agent);
+    if (!asked.asked.has_value() || known == peers_.end()) {
+      asked.told = asked.said_done = true;  // it was asked nothing
+      continue;
+    }
+    Peer& peer = *known->second;
+    if (now - asked.looked >= kAsk && !(asked.told && asked.said_done)) {
+      asked.looked = now;
+      if (!is_there(asked.agent, peer)) {
+        core_.agent->remove_remote(asked.agent);  // nothing of it lands here any more
+        asked.told = asked.said_done = true;
+        const std::lock_guard lock(mutex_);
+        if (View* const view = view_of(load); view != nullptr) view->told = view->over;
+        continue;
+      }
+      if (!asked.told) asked.said_done = false;  // once more
+    }
+    const bool whole = load.why.ok();
+    if (asked.said_done || peer.full == steps_ || (!asked.known && !asked.told)) continue;
+    if (whole && load.order.push && !asked.told) continue;  // its last word is on its way
+    const json done = {{"kind", "done"},
+                       {"transfer", load.order.from.transfer},
+                       {"ranks", core_.shard.ranks},
+                       {"loads", load.order.loads},
+                       {"hears", true},
+                       {"reading", asked.reading},
+                       {"read", whole}};
+    asked.said_done = !absl::IsResourceExhausted(say(peer, asked.agent, done));
+  }
+}
+
+// Who reads the same transfer does not wait for one that was given up before it asked.
+void Loads::decline(const Load& load, Time now) {
+  const Time left = load.order.timeout - (now - load.started);
+  if (load.why.ok() || load.order.loads == 0 || left <= Time{}) return;
+  KvOrder order;
+  order.from.transfer = load.order.from.transfer;
+  order.loads = load.order.loads;
+  order.timeout = left;
+  for (const Asked& asked : load.sources) {
+    const bool heard = asked.asked.has_value();
+    order.from.workers.push_back({asked.agent, heard ? "" : asked.address});
+  }
+  const std::lock_guard lock(mutex_);
+  orders_.emplace_back(std::move(order), 0);
+}
+
+// Whether it can be forgotten.
+bool Loads::end_if_over(Load& load, Time now) {
   const bool complete =
       load.incoming != nullptr
           ? load.incoming->complete()
           : std::all_of(load.sources.begin(), load.sources.end(),
                         [](const Asked& asked) { return asked.asked.has_value(); });
-  if (!load.reads.empty() || (load.why.ok() && !complete)) return false;
-  for (const Asked& asked : load.sources) {
-    unsaid_.emplace_back(asked.agent, load.order.from.transfer);
+  const auto all = [&load](auto what) {
+    return std::all_of(load.sources.begin(), load.sources.end(), what);
+  };
+  // Writes' messages may come behind it.
+  const bool told = all([](const Asked& asked) {
+    return asked.told && asked.unknown.empty() && asked.wrote >= asked.writes;
+  });
+  if (load.why.ok() && load.order.push && !complete && told) {
+    fail(load,
+         absl::DataLossError("prefill reports that all KV is sent, but some has not arrived"));
   }
-  if (load.wanted) report(load, load.why);
+  if (!load.reads.empty() || (load.why.ok() && !complete)) return false;
+  if (!load.hears) {
+    json done = {{"kind", "done"},
+                 {"transfer", load.order.from.transfer},
+                 {"ranks", core_.shard.ranks}};
+    if (load.never) done.update({{"loads", load.order.loads}, {"never", true}});
+    for (const Asked& asked : load.sources) {
+      unsaid_.emplace_back(Key{asked.agent, load.order.from.transfer}, done);
+    }
+    if (load.wanted) report(load, load.why);
+    return true;
+  }
+  let_go(load, now);
+  const bool quiet = !load.order.push || all([](const Asked& asked) { return asked.told; });
+  if (quiet && !std::exchange(load.reported, true)) report(load, load.why);
+  if (!load.reported || !all([](const Asked& asked) { return asked.said_done; })) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (view_of(load) != nullptr && load.why.ok() &&
+        !all([](const Asked& asked) { return asked.told; })) {
+      return false;
+    }
+  }
+  decline(load, now);
   return true;
 }
 
 void Loads::report(const Load& load, const absl::Status& status) {
   const std::lock_guard lock(mutex_);
-  View& view = views_[load.order.id];
-  view.took = core_.clock->now() - load.started;
-  view.reading = load.reading;
-  view.status = status;
-  view.over = true;
+  View* const view = view_of(load);
+  if (view == nullptr) return;
+  view->took = core_.clock->now() - load.started;
+  view->reading = load.reading;
+  if (load.incoming == nullptr || !load.incoming->complete()) view->status = status;
+  view->told = !load.sources.empty() && load.sources.front().told;
+  view->over = true;
+  if (load.incoming != nullptr) view->missing = load.incoming->missing();
   core_.wake_engine();
 }
 

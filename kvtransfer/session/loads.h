@@ -2,7 +2,10 @@
 // and hands them to the mover, which checks them. What does not come in time has failed, and the
 // engine computes it. The messages are those of sends.h.
 //
-// A load is over when nothing of it moves any more: then its blocks are the engine's alone.
+// A load is over when nothing of it moves any more: then its blocks are the engine's alone. One
+// that prefill writes has heard prefill's last word by then, or prefill's agent is gone. One that
+// asks
+// (`hears`) stays known here until the engine has ended it, for that word brings a payload.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +42,12 @@ class Loads {
   bool end(KvRequestId id);
   bool is_exact(KvRequestId id);
   std::optional<KvLoaded> next_loaded();
+  absl::Status renew(KvRequestId id, Time timeout);
+  absl::StatusOr<std::string> payload(KvRequestId id);
+  std::vector<uint32_t> failed_blocks(KvRequestId id);
+  uint64_t bytes_loaded();
+  uint64_t failed();
+  std::string route();  // to the prefill that was asked last
 
   // --- the session's
   // A layout, ready, alive or gone of `sender`'s. May throw what nlohmann::json throws.
@@ -60,33 +69,54 @@ class Loads {
     bool unwanted = false;  // by the engine
     bool exact = false;
     Time took{}, reading{};
+    uint64_t serial = 0;  // of the load: another one may have its number
+    std::vector<uint32_t> missing;
+    std::optional<std::string> payload;
+    bool told = false;  // or there is none any more
   };
   // A prefill's agent, as long as it is one and the same.
   struct Peer {
     std::map<std::string, Time> fetched;  // from which address, and when
     bool told = false;                    // it has our metadata
+    int64_t life = 0;                     // another one begins when it went
     Time heard{};
     bool there = false;  // as of the step `looked`
     uint64_t looked = 0;
     uint64_t full = 0;                        // the step in which it took no more messages
+    bool silent = false;                      // a load has failed for that
     std::optional<nlohmann::json> said;       // of its cache, not understood yet
     std::shared_ptr<KvMover::Source> source;  // its cache, once its memory is known
     std::string refused;
   };
   // A prefill's agent, in a load.
   struct Asked {
-    std::string agent;
+    std::string agent;  // "": whoever is at the address
     std::string address;
-    Time heard{}, looked{};  // looked: whether prefill is there
+    std::optional<KvShare> share;  // of the heads; none: by its name
+    Time heard{}, looked{};        // looked: whether prefill is there
     std::optional<Time> asked;
     bool answered = true;                     // what was asked last
     std::shared_ptr<KvMover::Source> source;  // whose blocks are read
-    std::vector<nlohmann::json> unknown;      // said to be ready before that
-    size_t unknown_blocks = 0;                // in these, and their parts
+    std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
+    size_t unknown_blocks = 0;                // in these and the next, and their parts
+    std::map<uint64_t, nlohmann::json> ahead;  // said to be ready, of which one before is to come
+    uint64_t reading = 0, saying = 0;  // its numbers for this, as it answers and as it says ready
+    uint64_t next = 0;                 // of what it says
+    size_t wrote = 0, writes = 0;  // messages of writes, as heard, and as it says in the end
+    bool called = false;           // for this load
+    bool known = false;            // it has answered: it knows what is wanted
+    bool told = false;             // it has said its last word, or is gone
+    bool said_done = false;        // to it
+    Time confirmed{};              // it keeps the blocks until then, at least
+    Time often = kNever;           // it has to be asked, by the lease that it grants
   };
   struct Load {
     KvOrder order;
+    uint64_t serial = 0;
     bool wanted = false;  // else prefill may have its blocks back
+    bool hears = false;
+    bool never = false;     // it was given up before it asked
+    bool reported = false;  // to the engine: nothing of it moves any more
     Time started{};
     Time reading_since{}, reading{};
     std::vector<Asked> sources;
@@ -95,32 +125,49 @@ class Loads {
     absl::Status why;  // it has failed
   };
 
-  void begin(KvOrder order, Time now);
+  void begin(KvOrder order, uint64_t serial, Time now);
   absl::Status set_up(Load& load);
+  absl::Status add_sources(Load& load);
+  View* view_of(const Load& load);  // null: the engine has ended it
+  void fail(Load& load, const absl::Status& why);
+  void note_layers(Load& load, uint32_t before);
+  nlohmann::json want_of(const Load& load, const Asked& asked, const Peer& peer, Time now) const;
+  void answered(Load& load, Asked& asked, const nlohmann::json& message, Time now);
+  absl::Status take(Load& load, size_t number, const nlohmann::json& said);
   void learn(Asked& asked, Peer& peer, Time now);
   // Asks who is at a source's address, or says what came of asking before: OK is no more than that
   // nothing has failed yet.
   absl::Status fetch(const Asked& asked, Peer& peer, Time now);
-  void move(Load& load);
+  void move(Load& load, Time now);
   absl::Status move(Load& load, size_t number, Time now);
   absl::Status look(Load& load, Asked& asked, Time now);
+  static absl::Status not_reached(const Asked& asked, const absl::Status& why);
+  bool find_name(Load& load, Asked& asked);
   void ask(const Load& load, Asked& asked, Peer& peer, Time now);
-  void follow_reads(Load& load);
+  void follow_reads(Load& load, Time now);
+  void let_go(Load& load, Time now);
   bool is_there(const std::string& agent, Peer& peer);
   void forget_who_went();
-  bool say_done(const Key& whom);
-  bool end_if_over(Load& load);
+  absl::Status say(Peer& peer, const std::string& agent, const nlohmann::json& message);
+  bool say_done(const Key& whom, const nlohmann::json& done);
+  void decline(const Load& load, Time now);
+  bool end_if_over(Load& load, Time now);
   void report(const Load& load, const absl::Status& status);
 
   const Core& core_;
   std::mutex mutex_;
   bool closed_ = false;
-  std::deque<KvOrder> orders_;
+  std::deque<std::pair<KvOrder, uint64_t>> orders_;  // with their serials
+  std::map<KvRequestId, Time> renewals_;
   absl::flat_hash_map<KvRequestId, View> views_;
+  uint64_t bytes_loaded_ = 0;
+  uint64_t failed_ = 0;
+  uint64_t next_serial_ = 1;
+  std::string last_;  // the agent that was asked last
   // The session's alone:
   std::list<Load> loads_;  // the oldest first
   std::map<Key, Load*> by_key_;
-  std::vector<Key> unsaid_;  // whom to tell that all of which transfer is read
+  std::vector<std::pair<Key, nlohmann::json>> unsaid_;  // who is told that nothing is read any more
   std::map<std::string, std::shared_ptr<Peer>> peers_;
   uint64_t steps_ = 0;
   std::optional<Time> stepped_;

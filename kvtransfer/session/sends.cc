@@ -2,8 +2,10 @@
 #include "kvtransfer/session/sends.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "transport/base/log.h"
 
 namespace baton::kvtransfer::session {
@@ -13,9 +15,16 @@ using nlohmann::json;
 
 constexpr size_t kTurnBytes = 16 << 20;   // copied before messages are looked at again
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
+constexpr size_t kMostUnsaid = 1 << 16;   // messages to a reader that takes none
 constexpr size_t kSumsAtOnce = 2000;      // told in a message: a slow reader delays longer ones
+constexpr size_t kLookAhead = 8;          // writes of a reading that are looked at
+constexpr Time kLookForReaders = std::chrono::milliseconds(10);
 
-json gone(const std::string& transfer) { return {{"kind", "gone"}, {"transfer", transfer}}; }
+json gone(const std::string& transfer, const absl::Status& why = {}) {
+  json out = {{"kind", "gone"}, {"transfer", transfer}};
+  if (!why.ok()) out.update({{"code", why.code()}, {"why", std::string(why.message())}});
+  return out;
+}
 
 }  // namespace
 
@@ -32,8 +41,11 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
   }
   --awaited_;
   send.number = next_number_++;
+  send.tokens = tokens;
+  send.asked.reset();
   send.kept = core_.mover->keep(tokens);
   numbers_[send.number] = sends_[send.transfer];
+  core_.wake_thread();
   return send.number;
 }
 
@@ -87,6 +99,86 @@ void Sends::hold(uint64_t number) {
   core_.wake_thread();
 }
 
+void Sends::fail(uint64_t number, const absl::Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = numbers_.find(number); it != numbers_.end()) it->second->outcome = why;
+  }
+  hold(number);
+}
+
+std::optional<KvAsked> Sends::next_asked() {
+  const std::lock_guard lock(mutex_);
+  while (!asked_.empty()) {
+    const auto it = sends_.find(asked_.front());
+    asked_.pop_front();
+    if (it == sends_.end() || !it->second->asked.has_value()) continue;
+    return std::exchange(it->second->asked, std::nullopt);
+  }
+  return std::nullopt;
+}
+
+void Sends::refuse(absl::string_view transfer, const absl::Status& why) {
+  const std::lock_guard lock(mutex_);
+  const auto it = sends_.find(std::string(transfer));
+  if (it == sends_.end() || it->second->number != 0) return;
+  it->second->outcome = why;
+  it->second->dropped = true;
+  core_.wake_thread();
+}
+
+void Sends::expect(uint64_t number, uint32_t loads, Time lease) {
+  const std::lock_guard lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it == numbers_.end()) return;
+  const Time now = core_.clock->now();
+  if (loads > 0) it->second->needed = loads;
+  it->second->until = lease < kNever - now ? now + lease : kNever;
+  core_.wake_thread();
+}
+
+void Sends::give(uint64_t number, std::string payload) {
+  const std::lock_guard lock(mutex_);
+  const auto it = numbers_.find(number);
+  if (it != numbers_.end()) it->second->payload = std::move(payload);
+}
+
+// One rank of a load has given it up, or is gone: what the others read is of no use.
+bool Sends::is_given_up(const Send& send) {
+  return send.shared_out &&
+         std::any_of(send.readings.begin(), send.readings.end(),
+                     [](const Reading& reading) { return reading.given_up || reading.gone; });
+}
+
+bool Sends::may_still_come(const Send& send) const {
+  if (is_given_up(send)) return false;
+  return send.readings.size() < send.needed && core_.clock->now() < send.until && send.outcome.ok();
+}
+
+// Where no reader has come it may still.
+bool Sends::wants_more(const Send& send) const {
+  if (send.dropped || send.refused || is_given_up(send)) return false;
+  if (may_still_come(send)) return true;
+  if (send.readings.empty()) return send.until == Time{};
+  return std::any_of(send.readings.begin(), send.readings.end(),
+                     [](const Reading& reading) { return reading.wants() || reading.finished(); });
+}
+
+bool Sends::is_wanted(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto it = numbers_.find(number);
+  return it != numbers_.end() && wants_more(*it->second);
+}
+
+uint64_t Sends::bytes_written() {
+  const std::lock_guard lock(mutex_);
+  return bytes_written_;
+}
+uint64_t Sends::failed() {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
 void Sends::drop(uint64_t number) {
   std::unique_lock lock(mutex_);
   const auto it = numbers_.find(number);
@@ -118,14 +210,40 @@ void Sends::wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& 
 
 void Sends::heard(const std::string& sender, const json& message) {
   if (message.at("kind") == "want") return wanted(sender, message);
-  const size_t readers = count_readers(message.value("ranks", json(1)).get<uint32_t>());
+  const size_t readers = count_readers(message);
+  const bool hears = message.value("hears", json()) == true;
+  const std::string transfer = message.at("transfer").get<std::string>();
   const std::lock_guard lock(mutex_);
-  const auto it = sends_.find(message.at("transfer").get<std::string>());
+  auto it = sends_.find(transfer);
+  Reading* reading = it == sends_.end() ? nullptr : find(*it->second, sender);
+  if (reading == nullptr && hears) return say(sender, lost(sender, message));
+  // One of several gave up before it asked: those that ask do not wait for it.
+  if (it == sends_.end() && message.value("never", json()) == true && readers > 1 &&
+      awaited_ < kMostAwaited) {
+    entry(transfer);
+    it = sends_.find(transfer);
+  }
   if (it == sends_.end() || readers == 0) return;
-  it->second->needed = readers;
-  it->second->done.insert(sender);
-  std::erase_if(it->second->readings,
-                [&sender](const Reading& reading) { return reading.who == sender; });
+  Send& send = *it->second;
+  send.needed = std::max(send.needed, readers);
+  if (reading == nullptr) reading = &send.readings.emplace_back(Reading{.who = sender});
+  if (reading->hears && !(message.value("read", json()) == true)) reading->given_up = true;
+  if (!reading->push) reading->ended = true;
+  if (!reading->hears) reading->shown.reset();
+}
+
+void Sends::stop() {
+  if (core_.own != nullptr || core_.agent == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto each = [this](auto what) {
+    for (auto& [transfer, send] : sends_) {
+      for (Reading& reading : send->readings) {
+        for (const auto& write : reading.writes) what(write.transfer);
+      }
+    }
+  };
+  each([this](AgentTransferId write) { core_.agent->abort(write).IgnoreError(); });
+  each([this](AgentTransferId write) { core_.agent->release(write).IgnoreError(); });
 }
 
 void Sends::close() {
@@ -139,20 +257,24 @@ void Sends::close() {
   awaited_ = 0;
 }
 
+// To a reader that this has no reading of: its last word is on its way, or was lost with the
+// connection to it.
+json Sends::lost(const std::string& reader, const json& message) const {
+  const std::string transfer = message.at("transfer").get<std::string>();
+  const auto known = readers_.find(reader);
+  if (known != readers_.end() && message.value("reading", UINT64_MAX) >= known->second.since) {
+    return gone(transfer);
+  }
+  return gone(transfer, absl::UnavailableError("prefill had lost its connection to decode"));
+}
+
 // Learns how to reach a reader, and how its cache is laid out.
-Sends::Reader Sends::meet(const std::string& sender, const json& message) {
+absl::StatusOr<Sends::Reader> Sends::meet(const std::string& sender, const json& message) {
   const std::string metadata = message.at("metadata").get<std::string>();
   core_.agent->add_remote(absl::HexStringToBytes(metadata)).status().IgnoreError();
-  std::erase_if(readers_, [&](const auto& other) {
-    return other.first != sender && !core_.agent->has_remote(other.first);
-  });
   {
-    // What it was told before, it may not have heard, or another of its name has.
     const std::lock_guard lock(mutex_);
-    for (auto& [transfer, send] : sends_) {
-      std::erase_if(send->readings,
-                    [&sender](const Reading& reading) { return reading.who == sender; });
-    }
+    forget(sender);
   }
   const absl::StatusOr<Reader> reader = core_.mover->meet(sender, message);
   if (!reader.ok()) {
@@ -161,30 +283,80 @@ Sends::Reader Sends::meet(const std::string& sender, const json& message) {
   }
   json layout = core_.mover->layout(message, reader);
   layout["kind"] = "layout";
-  core_.tell(sender, layout).IgnoreError();
-  return readers_[sender] = reader.value_or(nullptr);
+  say(sender, std::move(layout));
+  readers_.insert_or_assign(sender, Met{reader, message.value("life", int64_t{0}), next_reading_});
+  return reader;
 }
 
 void Sends::wanted(const std::string& sender, const json& message) {
   const auto known = readers_.find(sender);
-  const bool first = known == readers_.end() || message.value("first", json()) == true;
-  const Reader reader = first ? meet(sender, message) : known->second;
-  if (reader == nullptr) return;
+  const bool hears = message.value("hears", json()) == true;
+  const bool whole = !hears || message.contains("runs");
   const std::string transfer = message.at("transfer").get<std::string>();
-  bool here = false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (sends_.contains(transfer) ||
-        (message.value("sure", json()) != true && awaited_ < kMostAwaited)) {
-      Send& send = entry(transfer);  // where it is new: the request is still on its way here
-      here = !send.dropped && !send.refused && is_shown(send, sender, reader);
-      if (here) send.expires = core_.clock->now() + lease_;  // each want renews
+  // One that was met is met again where it takes us for another: of its first wants the second may
+  // have come first.
+  const bool first =
+      known == readers_.end() ||
+      (message.contains("life") ? whole && message["life"] != known->second.life
+                                : message.value("first", json()) == true);
+  if (first && (!whole || message.value("again", json()) == true)) {
+    return say(sender, lost(sender, message));
+  }
+  const absl::StatusOr<Reader> reader = first ? meet(sender, message) : known->second.reader;
+  if (!first && message.value("push", json()) == true && message.contains("metadata")) {
+    // It may have been met as one that reads, whose memory is not known.
+    core_.agent->add_remote(absl::HexStringToBytes(message["metadata"].get<std::string>()))
+        .status()
+        .IgnoreError();
+  }
+  const bool sure = message.value("sure", json()) == true;
+  const std::lock_guard lock(mutex_);
+  if (!reader.ok()) {
+    // That it is done counts, even before the request comes.
+    if (!sure && awaited_ < kMostAwaited) entry(transfer);
+    if (!hears) return;
+    return say(sender, gone(transfer, absl::FailedPreconditionError(absl::StrCat(
+                                          "prefill cannot read what decode says of its cache: ",
+                                          reader.status().message()))));
+  }
+  const auto it = sends_.find(transfer);
+  if (hears && (it == sends_.end() || find(*it->second, sender) == nullptr)) {
+    if (!whole) return say(sender, lost(sender, message));
+    if (message.value("again", json()) == true) return;  // its first is on its way
+  }
+  if (it == sends_.end() && (sure || awaited_ >= kMostAwaited)) return say(sender, gone(transfer));
+  Send& send = entry(transfer);  // where it is new: the request is still on its way here
+  const bool here = !send.dropped && !send.refused && is_shown(send, sender, *reader, message);
+  if (!here) return say(sender, gone(transfer, send.outcome));
+  json answer = {{"kind", "alive"}, {"transfer", transfer}};
+  if (message.contains("at")) answer["at"] = message["at"];
+  const Time now = core_.clock->now();
+  send.expires = now + lease_;  // each want renews
+  Reading& reading = *find(send, sender);
+  if (reading.hears) {
+    const double asked = message.value("lease", seconds(lease_));
+    const Time most = reading.push ? Time(std::chrono::hours(24)) : max_lease_;
+    const Time lease = asked < seconds(most) ? Time(static_cast<int64_t>(asked * 1e9)) : most;
+    // Where it has ended the engine may have its blocks back.
+    if (reading.ended && !reading.finished()) return say(sender, gone(transfer, reading.why));
+    reading.expires = now + lease;
+    answer["lease"] = seconds(lease);
+    answer["reading"] = reading.number;
+  }
+  say(sender, std::move(answer));
+}
+
+// Its agent is gone, or it has begun anew. Locked.
+void Sends::forget(const std::string& who) {
+  readers_.erase(who);
+  unsaid_.erase(who);
+  for (auto& [transfer, send] : sends_) {
+    for (Reading& reading : send->readings) {
+      if (reading.who != who) continue;
+      reading.gone = true;
+      reading.ended |= !reading.hears;
     }
   }
-  const absl::Status told =
-      core_.tell(sender, {{"kind", here ? "alive" : "gone"}, {"transfer", transfer}});
-  // It is gone: the lease ends what it has not read. One that takes nothing at present asks again.
-  if (!told.ok() && !absl::IsResourceExhausted(told)) readers_.erase(sender);
 }
 
 Sends::Send& Sends::entry(const std::string& transfer) {
@@ -198,25 +370,100 @@ Sends::Send& Sends::entry(const std::string& transfer) {
   return *send;
 }
 
-bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader) {
-  for (const Reading& reading : send.readings) {
-    if (reading.who == sender) return true;
+Sends::Reading* Sends::find(Send& send, const std::string& sender) {
+  for (Reading& reading : send.readings) {
+    if (reading.who == sender && !reading.gone) return &reading;
   }
-  Reading reading{.who = sender, .reader = reader, .shown = nullptr, .told = {}};
-  if (send.number != 0) {
-    reading.shown = send.kept->show(reader, !send.released);
+  return nullptr;
+}
+
+bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader,
+                     const json& message) {
+  if (const Reading* known = find(send, sender); known != nullptr) {
+    if (known->hears || !known->ended) {
+      return known->shown == nullptr || known->shown->fits().ok();  // else it hears why
+    }
+    std::erase_if(send.readings, [&](const Reading& each) { return &each == known; });
+  }
+  Reading reading{.who = sender,
+                  .number = next_reading_++,
+                  .reader = reader,
+                  .want = std::make_shared<json>(message)};
+  reading.hears = message.value("hears", json()) == true;
+  reading.push = message.value("push", json()) == true;
+  reading.request = message.value("request", uint64_t{0});
+  if (reading.hears) reading.why = core_.mover->serves(reader, message);
+  if (reading.hears && reading.why.ok()) reading.why = join(send, sender, message);
+  if (send.number != 0 && reading.why.ok()) {
+    reading.shown = send.kept->show(reader, !send.released, message);
     if (reading.shown == nullptr) return false;
   }
-  send.done.erase(sender);
+  if (message.contains("ranks")) send.needed = std::max(send.needed, count_readers(message));
   send.readings.push_back(std::move(reading));
+  core_.wake_thread();
   return true;
+}
+
+// One that hears how it ends comes to a transfer, which it may ask for. An error: why it will not
+// be served.
+absl::Status Sends::join(Send& send, const std::string& sender, const json& message) {
+  if (message.value("push", json()) != true && !core_.may_be_read) {
+    return absl::FailedPreconditionError(
+        "this prefill worker does not let its cache be read: set BatonConnectorOptions::allow_pull "
+        "there, or load without pull");
+  }
+  const bool opened = send.number != 0 || !send.prompt.empty();
+  if (opened && send.until != Time{} && send.needed > 0 && !may_still_come(send)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job \"", send.transfer,
+                     "\" has had all its loads, or its lease is over: ask without the key, or "
+                     "have prefill bind it for more loads or for longer"));
+  }
+  const json& ask = message.value("ask", json());
+  std::vector<int32_t> tokens;
+  if (ask.is_object()) {
+    const std::string bytes = absl::HexStringToBytes(ask.at("tokens").get<std::string>());
+    tokens.resize(bytes.size() / sizeof(int32_t));
+    std::memcpy(tokens.data(), bytes.data(), tokens.size() * sizeof(int32_t));
+  }
+  const size_t both = std::min(tokens.size(), send.prompt.size());
+  if (!std::equal(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(both),
+                  send.prompt.begin())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job \"", send.transfer, "\" has different tokens: a key names one request"));
+  }
+  const size_t most = std::max(send.tokens, send.prompt.size());
+  if (opened && most > 0 && tokens.size() > most) {
+    return absl::InvalidArgumentError(absl::StrCat("the load asks for ", tokens.size(),
+                                                   " tokens, but job \"", send.transfer, "\" has ",
+                                                   most));
+  }
+  if (send.prompt.empty()) send.prompt = tokens;
+  const auto loads = message.value("loads", 0U);
+  if (!opened && !tokens.empty()) {
+    send.asked = {.transfer = send.transfer,
+                  .tokens = std::move(tokens),
+                  .first_token = ask.value("first_token", 0U),
+                  .loads = loads,
+                  .request = ask.value("request", uint64_t{0}),
+                  .decode = ask.value("decode", sender)};
+    send.needed = std::max<size_t>(send.needed, loads);
+    send.shared_out = loads == 0;
+    const Time now = core_.clock->now();
+    const double timeout = ask.value("timeout", 0.0);
+    send.until = now + (timeout > 0 && timeout < 86400 ? Time(static_cast<int64_t>(timeout * 1e9))
+                                                       : Time(std::chrono::hours(24)));
+    asked_.push_back(send.transfer);
+    core_.wake_engine();
+  }
+  return absl::OkStatus();
 }
 
 // Copies what is computed and not shown yet. The lock is open while the engine's blocks are read:
 // nothing takes them away then. False: there is no room at present.
 bool Sends::work(std::unique_lock<std::mutex>& lock, Send& send, KvMover::Outgoing& shown) {
   if (!shown.make_room()) return false;
-  while (!send.dropped && !send.refused) {
+  while (!send.dropped && !send.refused && send.outcome.ok()) {
     more_ = turn_bytes_ >= kTurnBytes;
     const size_t bytes = more_ ? 0 : shown.next();
     if (bytes == 0) return true;
@@ -238,6 +485,7 @@ void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>*
     if (parts.empty()) return;
     messages->emplace_back(reading.who, json{{"kind", "ready"},
                                              {"transfer", send.transfer},
+                                             {"of", {reading.number, reading.said++}},
                                              {"parts", std::exchange(parts, json::array())}});
     room = kSumsAtOnce;
   };
@@ -258,48 +506,55 @@ void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>*
   say();
 }
 
-// It met a queue that is full.
-void Sends::tell_again(const Message& message) {
-  const std::lock_guard lock(mutex_);
-  const auto it = sends_.find(message.second.at("transfer").get<std::string>());
-  if (it == sends_.end()) return;
-  for (Reading& reading : it->second->readings) {
-    if (reading.who != message.first) continue;
-    for (const json& part : message.second.at("parts")) {
-      const auto row = part[0].get<size_t>();
-      if (row >= reading.told.size()) continue;
-      const size_t told = part[1].get<size_t>() - reading.shown->first(row);
-      reading.told[row] = std::min(reading.told[row], told);
-    }
-  }
-}
-
 // Shows a transfer to its readers, as far as it is computed. False: there is no room at present.
 bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Message>* messages) {
   bool room = true;
-  for (auto it = send.readings.begin(); it != send.readings.end();) {
-    if (send.number == 0 || send.dropped || send.refused) break;
-    Reading& reading = *it;
-    if (reading.shown == nullptr) reading.shown = send.kept->show(reading.reader, !send.released);
-    const absl::Status fits = reading.shown == nullptr
-                                  ? absl::NotFoundError("its blocks are released")
-                                  : reading.shown->fits();
-    if (!fits.ok()) {
-      base::log_event(base::LogLevel::kWarning, "cannot hand KV over to %s: %s", reading.who,
-                      fits.message());
-      messages->emplace_back(reading.who, gone(send.transfer));
-      it = send.readings.erase(it);
-      continue;
+  for (size_t i = 0; i < send.readings.size(); ++i) {
+    if (send.number == 0 || send.dropped || send.refused || !send.outcome.ok()) break;
+    if (!send.readings[i].wants()) continue;
+    absl::Status fits = absl::NotFoundError("its blocks are released");
+    try {
+      Reading& reading = send.readings[i];
+      if (reading.shown == nullptr) {
+        reading.shown = send.kept->show(reading.reader, !send.released, *reading.want);
+      }
+      if (reading.shown != nullptr) fits = reading.shown->fits();
+    } catch (const json::exception& error) {
+      fits = absl::InvalidArgumentError(error.what());
     }
-    room = work(lock, send, *reading.shown) && room;
-    if (!send.dropped && !send.refused) tell_ready(send, reading, messages);
-    ++it;
+    if (fits.ok()) {
+      // Readers come and go by this thread alone: the reading stays, the lock may open.
+      const std::shared_ptr<KvMover::Outgoing> shown = send.readings[i].shown;
+      room = work(lock, send, *shown) && room;
+      Reading& reading = send.readings[i];
+      if (reading.push) {
+        auto begun = shown->begun();
+        fits = begun.status();
+        if (begun.ok()) {
+          reading.writes.insert(reading.writes.end(), begun->begin(), begun->end());
+          reading.written += begun->size();
+        }
+      } else if (!send.dropped && !send.refused && !unsaid_.contains(reading.who)) {
+        tell_ready(send, reading, messages);
+      }
+    }
+    if (fits.ok()) continue;
+    Reading& reading = send.readings[i];
+    base::log_event(base::LogLevel::kWarning, "cannot hand KV over to %s: %s", reading.who,
+                    fits.message());
+    reading.why = fits;
+    if (reading.hears) continue;
+    messages->emplace_back(reading.who, gone(send.transfer));
+    send.readings.erase(send.readings.begin() + static_cast<ptrdiff_t>(i--));
   }
   return room;
 }
 
-// How many ranks of a decode engine with `ranks` of them read from this worker.
-size_t Sends::count_readers(uint32_t ranks) const {
+// How many readers of this worker there are, as one of them says: loads, or ranks of a decode
+// engine.
+size_t Sends::count_readers(const json& message) const {
+  if (const auto loads = message.value("loads", 0U); loads > 0) return loads;
+  const auto ranks = message.value("ranks", json(1)).get<uint32_t>();
   const KvWorker& me = core_.shard;
   size_t count = 0;
   for (uint32_t rank = 0; ranks <= kMostRanks && rank < ranks; ++rank) {
@@ -310,54 +565,182 @@ size_t Sends::count_readers(uint32_t ranks) const {
   return count;
 }
 
-// Whether its readers have said that they have all they wanted, and no other one is there that has
-// not.
-bool Sends::is_read(Send& send) const {
-  if (send.needed == 0 || send.done.size() < send.needed) return false;
-  std::erase_if(send.readings,
-                [&](const Reading& reading) { return !core_.agent->has_remote(reading.who); });
-  return send.readings.empty();
+// Whether its readers have said that they have all they wanted, or are gone, and no other one is
+// there that has not.
+bool Sends::is_read(const Send& send) const {
+  size_t ended = 0;
+  for (const Reading& reading : send.readings) {
+    if (reading.ended || reading.gone) {
+      ++ended;
+    } else if (reading.hears || core_.agent->has_remote(reading.who)) {
+      return false;
+    }
+  }
+  return send.needed > 0 &&
+         (ended >= send.needed || (send.until != Time{} && !may_still_come(send)));
+}
+
+void Sends::look_who_went(Time now) {
+  if (now - looked_ < kLookForReaders) return;
+  looked_ = now;
+  std::vector<std::string> went;
+  for (const auto& [agent, reader] : readers_) {
+    if (!core_.agent->has_remote(agent)) went.push_back(agent);
+  }
+  for (const std::string& agent : went) forget(agent);
+}
+
+// Writes that have ended; all others are ended where nothing more is wanted.
+void Sends::follow_writes(const Send& send, Reading& reading) {
+  Agent& agent = *core_.agent;
+  const bool ends = !reading.wants() || !send.outcome.ok() || send.dropped;
+  if (ends && !std::exchange(reading.aborted, true)) {
+    for (const auto& write : reading.writes) agent.abort(write.transfer).IgnoreError();
+  }
+  size_t running = 0;
+  std::erase_if(reading.writes, [&](const KvMover::Outgoing::Write& write) {
+    if (!ends && running == kLookAhead) return false;  // most end in their order
+    const absl::StatusOr<AgentTransferState> state = agent.state(write.transfer);
+    if (state.ok() && *state == AgentTransferState::kRunning) {
+      ++running;
+      return false;
+    }
+    if (state.ok() && *state == AgentTransferState::kDone) {
+      const auto seen = agent.telemetry(write.transfer);
+      if (seen.ok()) bytes_written_ += seen->bytes;
+      if (seen.ok() && core_.timeline != nullptr) {
+        core_.timeline->add({"transfer", absl::StrCat("tx layer ", write.layer), seen->start,
+                             seen->start + seen->transfer_duration, reading.request, seen->bytes});
+      }
+    } else if (reading.wants()) {
+      reading.why = state.ok() ? agent.status(write.transfer) : state.status();
+    }
+    agent.release(write.transfer).IgnoreError();
+    return true;
+  });
+}
+
+// Its lease, its writes and its last word.
+void Sends::end_reading(const Send& send, Reading& reading, Time now,
+                        std::vector<Message>* messages) {
+  const bool was_wanted = reading.wants();
+  if (!reading.hears) return;
+  const bool late = now >= reading.expires && !reading.ended;
+  if (late && reading.wants()) {
+    reading.why = absl::DeadlineExceededError(
+        reading.push ? "the KV was not computed and written within the time that the load allows"
+                     : "decode did not renew its lease, so prefill may reuse the blocks; ask "
+                       "again, with a longer lease if decode's engine stands still for longer");
+  }
+  if (late && !reading.push) reading.ended = true;
+  if (late && !reading.push && reading.told_end && !reading.gone) {
+    messages->emplace_back(reading.who, gone(send.transfer, reading.why));  // after that word
+  }
+  follow_writes(send, reading);
+  if (was_wanted && !reading.wants() && !reading.finished()) ++failed_;
+  if (!reading.writes.empty() || (reading.push && more_ && reading.wants())) return;
+  const bool whole = send.held && send.outcome.ok() && reading.shown != nullptr;
+  if (whole && reading.wants() && reading.shown->missing() > 0) {
+    reading.why = absl::InternalError(
+        absl::StrCat("prefill finished with ", reading.shown->missing(), " blocks missing"));
+  }
+  absl::Status why = reading.why;
+  if (why.ok() && !send.outcome.ok()) why = send.outcome;
+  if (why.ok() && (reading.given_up || send.dropped || send.refused)) {
+    why = absl::CancelledError(reading.given_up ? "cancelled" : "prefill gave it up");
+  }
+  if (!reading.told_end && (whole || !why.ok()) && !reading.gone) {
+    json over = {{"kind", "over"}, {"transfer", send.transfer}};
+    if (why.ok()) {
+      over["payload"] = absl::BytesToHexString(send.payload);
+      over["writes"] = reading.written;
+    } else {
+      over.update({{"code", why.code()}, {"why", std::string(why.message())}});
+    }
+    messages->emplace_back(reading.who, std::move(over));
+    reading.told_end = true;
+  }
+  reading.told_end |= reading.gone;
+  if (reading.push && reading.told_end) reading.ended = true;
+  if (reading.told_end && !why.ok() && reading.shown != nullptr && reading.push) {
+    reading.shown.reset();
+  }
 }
 
 bool Sends::step() {
-  std::vector<Message> messages = std::exchange(unsaid_, {});
-  bool busy = false;
+  std::vector<Message> messages;
+  bool busy = !deliver();
   more_ = false;
   turn_bytes_ = 0;
   {
     std::unique_lock lock(mutex_);
     const Time now = core_.clock->now();
+    look_who_went(now);
     for (auto it = sends_.begin(); it != sends_.end();) {
-      Send& send = *it->second;
-      busy = !serve(lock, send, &messages) || busy;
+      const std::shared_ptr<Send> kept = it->second;
+      Send& send = *kept;
+      // While one reader's blocks are copied the engine may compute more: once more for all of
+      // them, until the lock was not open, so that what ends below has nothing left to write.
+      size_t before = 0;
+      do {
+        before = turn_bytes_;
+        busy = !serve(lock, send, &messages) || busy;
+      } while (turn_bytes_ != before && !more_);
       if (send.dropped || send.refused) {
-        for (const Reading& reading : send.readings) {
-          messages.emplace_back(reading.who, gone(send.transfer));
-        }
-        send.readings.clear();
+        std::erase_if(send.readings, [&](const Reading& reading) {
+          if (!reading.hears) messages.emplace_back(reading.who, gone(send.transfer));
+          return !reading.hears;
+        });
+      }
+      for (Reading& reading : send.readings) end_reading(send, reading, now, &messages);
+      const bool moving =
+          std::any_of(send.readings.begin(), send.readings.end(),
+                      [](const Reading& reading) { return !reading.writes.empty(); });
+      const bool held_by_lease =
+          std::any_of(send.readings.begin(), send.readings.end(),
+                      [](const Reading& reading) { return reading.hears && !reading.ended; });
+      if (send.wanted && !wants_more(send)) {
+        send.wanted = false;
+        core_.wake_engine();
+      }
+      if (send.dropped || send.refused) {
+        for (Reading& reading : send.readings) reading.shown.reset();  // it looks at what is kept
         send.kept.reset();
       }
       const bool open = send.number != 0 && !send.held && !send.dropped && !send.refused;
       const bool whole =
-          !send.readings.empty() &&
+          std::any_of(send.readings.begin(), send.readings.end(),
+                      [](const Reading& reading) { return !reading.ended; }) &&
           std::all_of(send.readings.begin(), send.readings.end(), [](const auto& each) {
-            return each.shown != nullptr && each.shown->whole();
+            return each.ended || (each.shown != nullptr && each.shown->whole());
           });
       const bool read = is_read(send);
-      if (send.held && (whole || read)) release_blocks(send);
-      const bool over = !send.refused && (send.dropped || (send.held && read));
-      if (!over && (open || now < send.expires)) {
-        busy = busy || !open;  // its lease is looked at
+      if (send.held && !moving && (whole || read)) release_blocks(send);
+      const bool over = !send.refused && !moving &&
+                        (send.dropped || (send.held && read) ||
+                         (send.held && !send.wanted && send.until != Time{} && !held_by_lease));
+      const bool late = now >= send.expires && !held_by_lease && !may_still_come(send);
+      if (!over && (open || moving || !late)) {
+        busy = busy || !open || send.until != Time{} || held_by_lease;  // leases are looked at
         ++it;
         continue;
       }
       if (send.held) release_blocks(send);
       if (send.number == 0) --awaited_;
+      for (const Reading& reading : send.readings) {
+        if (reading.hears && !reading.told_end) {
+          messages.emplace_back(
+              reading.who,
+              gone(send.transfer, send.outcome.ok() ? absl::CancelledError("prefill gave it up")
+                                                    : send.outcome));
+        }
+      }
       numbers_.erase(send.number);
       it = sends_.erase(it);
     }
   }
-  return !deliver(messages) || busy;
+  for (Message& message : messages) say(message.first, std::move(message.second));
+  return busy || !unsaid_.empty();
 }
 
 void Sends::release_blocks(Send& send) {
@@ -366,24 +749,30 @@ void Sends::release_blocks(Send& send) {
   core_.wake_engine();
 }
 
-// False: a reader takes nothing at present.
-bool Sends::deliver(const std::vector<Message>& messages) {
-  bool all = true;
-  for (const Message& message : messages) {
-    const absl::Status told = core_.tell(message.first, message.second);
-    if (told.ok()) continue;
-    if (!absl::IsResourceExhausted(told)) {
-      readers_.erase(message.first);
-      continue;
-    }
-    all = false;
-    if (message.second.at("kind") == "ready") {
-      tell_again(message);
-    } else {
-      unsaid_.push_back(message);
-    }
+// In order; what a reader does not take now, it is told later.
+void Sends::say(const std::string& reader, json message) {
+  if (!unsaid_.contains(reader)) {
+    const absl::Status told = core_.tell(reader, message);
+    // One that is gone is found so by who looks for it.
+    if (told.ok() || absl::IsInvalidArgument(told) || !core_.agent->has_remote(reader)) return;
   }
-  return all;
+  std::deque<json>& unsaid = unsaid_[reader];
+  if (unsaid.size() < kMostUnsaid) unsaid.push_back(std::move(message));
+}
+
+// False: a reader takes nothing at present.
+bool Sends::deliver() {
+  for (auto next = unsaid_.begin(); next != unsaid_.end();) {
+    const auto it = next++;
+    auto& [reader, messages] = *it;
+    while (!messages.empty()) {
+      const absl::Status told = core_.tell(reader, messages.front());
+      if (!told.ok() && !absl::IsInvalidArgument(told)) break;
+      messages.pop_front();
+    }
+    if (messages.empty() || !core_.agent->has_remote(reader)) unsaid_.erase(it);
+  }
+  return unsaid_.empty();
 }
 
 }  // namespace baton::kvtransfer::session

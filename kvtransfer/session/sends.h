@@ -1,23 +1,32 @@
-// The end that has the KV: shows readers which blocks are ready, with their checksums, and keeps
-// them until they were read or their lease is over. Nothing is written into another engine.
+// The end that has the KV: shows readers which blocks are ready, with their checksums, or writes
+// them into blocks that a reader has named, and keeps them until they were read or their lease is
+// over.
 //
 // Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To
-// decode: layout, ready, alive, gone. They are those of python/baton/hand_off/prefill.py.
+// decode: layout, ready, wrote, alive, gone; and over, the last word to a reader that asked for the
+// request or is written to: nothing of it moves any more, and why not all has come, or a payload.
+// A reader that asked has a lease of its own: when it is over, its blocks are the engine's again.
+//
+// Messages are not lost while both agents are there, but one may overtake another: ready is
+// numbered, a last word says how many writes come, and gone without a reason is no last word to a
+// reader that was served. A reader is gone when its agent says so, and never comes back as the same:
+// what it was told before it may not have heard.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kvtransfer/session/core.h"
@@ -29,7 +38,8 @@ namespace baton::kvtransfer::session {
 class Sends {
  public:
   // `core` must outlive this object.
-  Sends(const Core& core, Time lease) : core_(core), lease_(lease) {}
+  Sends(const Core& core, Time lease, Time max_lease)
+      : core_(core), lease_(lease), max_lease_(max_lease) {}
 
   // --- the engine's thread: see KvSession
   uint64_t open(absl::string_view transfer, size_t tokens);
@@ -38,10 +48,20 @@ class Sends {
   void restart(uint64_t number);
   void hold(uint64_t number);
   void drop(uint64_t number);
+  void fail(uint64_t number, const absl::Status& why);
+  std::optional<KvAsked> next_asked();
+  void refuse(absl::string_view transfer, const absl::Status& why);
+  bool is_wanted(uint64_t number);
+  void expect(uint64_t number, uint32_t loads, Time lease);
+  void give(uint64_t number, std::string payload);
   std::vector<uint64_t> released();
   std::optional<uint64_t> next_released();
+  uint64_t bytes_written();
+  uint64_t failed();  // readers that were not served to the end
 
   // --- the session's
+  // Ends what is written, where the agent does not end with the session.
+  void stop();
   // When the agent is closed: what is held is free.
   void close();
   // A want or a done of `sender`'s. May throw what nlohmann::json throws.
@@ -53,58 +73,105 @@ class Sends {
   bool more() const { return more_; }
 
  private:
-  using Reader = std::shared_ptr<const KvMover::Reader>;  // null: it is refused, and knows why
-  // A reader that has not read all of a transfer yet.
+  using Reader = std::shared_ptr<const KvMover::Reader>;
+  // A decode worker, for as long as its agent is there.
+  struct Met {
+    absl::StatusOr<Reader> reader;  // an error: it is refused
+    int64_t life = 0;    // of what it knows of us
+    uint64_t since = 0;  // the first number of a reading of this life
+  };
+  // A reader of a transfer.
   struct Reading {
     std::string who;  // its agent
+    uint64_t number = 0;  // no other reading has it
+    uint64_t said = 0;    // messages of what is ready
     Reader reader;
-    std::shared_ptr<KvMover::Outgoing> shown;  // null: the engine has not opened the transfer
-    std::vector<size_t> told;                  // of each row: how many blocks it knows
+    std::shared_ptr<const nlohmann::json> want;
+    std::shared_ptr<KvMover::Outgoing> shown;      // null: the engine has not opened the transfer
+    std::vector<size_t> told;                      // of each row: how many blocks it knows
+    std::vector<KvMover::Outgoing::Write> writes;  // under way
+    Time expires{};                                // of one that hears
+    bool hears = false;                            // how it ends
+    bool push = false;                             // it is written to
+    bool given_up = false;                         // by decode, before it was complete
+    bool gone = false;                             // its agent
+    bool aborted = false;                          // its writes
+    bool ended = false;                            // nothing is read or written for it any more
+    bool told_end = false;                         // or there is no agent to be told
+    absl::Status why;                              // it will not be served to the end
+    size_t written = 0;                            // messages that come with its writes
+    uint64_t request = 0;                          // decode's number for it
+    bool wants() const { return !ended && !given_up && !gone && why.ok(); }
+    bool finished() const { return ended && !given_up && !gone && why.ok(); }
   };
   struct Send {
     std::string transfer;
     uint64_t number = 0;                  // the engine's; 0: decode asked before the request came
     std::unique_ptr<KvMover::Kept> kept;  // null: likewise, or it was refused
+    std::optional<KvAsked> asked;         // for the engine
+    std::vector<int32_t> prompt;          // as the first who asked has it
+    size_t tokens = 0;                    // as it was opened with
     bool held = false;                    // the request has ended
-    bool dropped = false;                 // ... and nothing may be read any more
-    bool released = false;                // the engine has its blocks back
+    absl::Status outcome;                 // then
+    std::string payload;
+    bool dropped = false;     // ... and nothing may be read any more
+    bool released = false;    // the engine has its blocks back
     bool refused = false;     // two requests have its name: whose KV it is cannot be told
     bool converting = false;  // the session reads the blocks, without the lock
+    bool wanted = true;
+    bool shared_out = false;  // one load asked for it, whose readers are its ranks: all or none
     std::vector<Reading> readings;
-    std::set<std::string> done;  // readers that have all they wanted
-    size_t needed = 0;           // how many these have to be, as they say
+    size_t needed = 0;  // how many readers come, as they say, or the engine
+    Time until{};       // when they have to have come; 0: it does not say
     Time expires{};
   };
   using Message = std::pair<std::string, nlohmann::json>;  // for whom
 
-  Reader meet(const std::string& sender, const nlohmann::json& message);
+  absl::StatusOr<Reader> meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
   void refuse(std::unique_lock<std::mutex>& lock, Send& send);
-  bool is_shown(Send& send, const std::string& sender, const Reader& reader);
+  Reading* find(Send& send, const std::string& sender);
+  bool is_shown(Send& send, const std::string& sender, const Reader& reader,
+                const nlohmann::json& message);
+  absl::Status join(Send& send, const std::string& sender, const nlohmann::json& message);
+  static bool is_given_up(const Send& send);
+  bool may_still_come(const Send& send) const;
+  bool wants_more(const Send& send) const;
   bool serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Message>* messages);
   bool work(std::unique_lock<std::mutex>& lock, Send& send, KvMover::Outgoing& shown);
   void tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const;
-  void tell_again(const Message& message);
-  size_t count_readers(uint32_t ranks) const;
-  bool is_read(Send& send) const;
+  void look_who_went(Time now);
+  nlohmann::json lost(const std::string& reader, const nlohmann::json& message) const;
+  void forget(const std::string& who);
+  void follow_writes(const Send& send, Reading& reading);
+  void end_reading(const Send& send, Reading& reading, Time now, std::vector<Message>* messages);
+  size_t count_readers(const nlohmann::json& message) const;
+  bool is_read(const Send& send) const;
   void release_blocks(Send& send);
   void wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send);
-  bool deliver(const std::vector<Message>& messages);
+  void say(const std::string& reader, nlohmann::json message);
+  bool deliver();
 
   const Core& core_;
   const Time lease_;
+  const Time max_lease_;  // granted to one that asks for it
   std::mutex mutex_;
   std::condition_variable converted_;
   std::map<std::string, std::shared_ptr<Send>> sends_;  // by transfer
   absl::flat_hash_map<uint64_t, std::shared_ptr<Send>> numbers_;
   std::vector<uint64_t> released_;
+  std::deque<std::string> asked_;  // transfers that decode wants to be computed
   size_t awaited_ = 0;  // transfers that were asked for, and that the engine has not opened
+  uint64_t bytes_written_ = 0;
+  uint64_t failed_ = 0;
   bool closed_ = false;
   uint64_t next_number_ = 1;
   // The session's alone:
-  std::map<std::string, Reader> readers_;
-  std::vector<Message> unsaid_;  // of transfers that are gone, to readers that take nothing now
+  std::map<std::string, Met> readers_;
+  uint64_t next_reading_ = 1;
+  Time looked_{};
+  std::map<std::string, std::deque<nlohmann::json>> unsaid_;  // to readers that take nothing now
   size_t turn_bytes_ = 0;
   bool more_ = false;
 };

@@ -209,7 +209,8 @@ TEST_F(ConnectorInC, JobsAreBoundRenewedAndGivenUp) {
   EXPECT_EQ(baton_kv_job_state(connector, job, &error), BATON_IN_PROGRESS) << "not finished";
   EXPECT_EQ(baton_kv_job_finish(connector, job, BATON_ERR_CANCELED, "nobody came", &error),
             BATON_OK);
-  EXPECT_EQ(baton_kv_job_state(connector, job, &error), BATON_OK);
+  until([&] { return baton_kv_job_state(connector, job, &error) != BATON_IN_PROGRESS; },
+        [&] { baton_kv_connector_wait(connector, kLong, &error); });
   EXPECT_EQ(baton_kv_job_renew(connector, job, kLong, &error), BATON_ERR_NOT_FOUND);
   baton_kv_job next{};
   next.size = sizeof next;

@@ -1,8 +1,8 @@
 // An engine whose steps a device computes: the tokens of the CPU's, alone, in batches, and with the
 // prompt computed on one and continued on the other.
-#include "kvtransfer/baton_connector.h"
 #include "tests/engine_device/device_rig.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/engine_serve/sessions.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -66,21 +66,11 @@ TEST(DeviceEngine, SameTokensAsTheCpus) {
   driver.expect_clean();
 }
 
-std::unique_ptr<kvtransfer::KvConnector> connector(const std::string& name,
-                                                   const std::string& provider) {
-  kvtransfer::BatonConnectorOptions options;
-  options.worker.name = name;
-  options.worker.providers = {provider};
-  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-  auto made = kvtransfer::make_baton_connector(options);
-  EXPECT_TRUE(made.ok()) << made.status();
-  return *std::move(made);
-}
-
 struct Case {
   const char* provider;
   bool prefill_on_device;
   bool decode_on_device;
+  bool push = false;
 };
 class DevicePair : public testing::TestWithParam<Case> {};
 
@@ -89,31 +79,28 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
   InstalledFake driver;
   {
     const Half left(given.prefill_on_device), right(given.decode_on_device);
-    const auto from = connector("prefill", given.provider),
-               to = connector("decode", given.provider);
-    auto prefill = Engine::create(left.model(), test_tokenizer(),
-                                  {.role = EngineRole::kPrefill,
-                                   .blocks = 64,
-                                   .token_budget = 64,
-                                   .runner = left.runner.get()},
-                                  from.get());
+    const auto from = test_session("prefill", given.provider, left.model()),
+               to = test_session("decode", given.provider, right.model());
+    auto prefill = Engine::create(
+        left.model(), test_tokenizer(),
+        {.blocks = 64, .token_budget = 64, .hand_off = from.get(), .runner = left.runner.get()});
     ASSERT_TRUE(prefill.ok()) << prefill.status();
     auto decode = Engine::create(right.model(), test_tokenizer(),
-                                 {.role = EngineRole::kDecode,
-                                  .blocks = 48,
+                                 {.blocks = 48,
                                   .token_budget = 48,
                                   .max_sequences = 4,
                                   .min_remote_tokens = 8,
-                                  .runner = right.runner.get()},
-                                 to.get());
+                                  .hand_off = to.get(),
+                                  .push = given.push,
+                                  .runner = right.runner.get()});
     ASSERT_TRUE(decode.ok()) << decode.status();
     std::map<uint64_t, Outcome> outcomes;
     for (Request request : requests()) {
-      request.prefill_address = from->address();
+      request.prefill_address = (*prefill)->kv_address();
       ASSERT_TRUE(submit(**decode, request, &outcomes[request.id]).ok());
     }
     // One thread takes turns, for the fake has one seed.
-    until([&] { return !(*decode)->has_work() && !(*prefill)->has_work(); },
+    until([&] { return !(*decode)->has_work() && !(*prefill)->owes_others(); },
           [&] {
             bool moved = (*prefill)->step();
             moved |= (*decode)->step();
@@ -134,11 +121,15 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
                          testing::Values(Case{"tcp", true, false}, Case{"tcp", false, true},
-                                         Case{"shm", true, true}, Case{"shm", true, false}),
+                                         Case{"shm", true, true}, Case{"shm", true, false},
+                                         Case{"tcp", true, false, true},
+                                         Case{"tcp", false, true, true},
+                                         Case{"shm", true, true, true}),
                          [](const auto& way) {
                            return std::string(way.param.provider) +
                                   (way.param.prefill_on_device ? "_cuda" : "_cpu") +
-                                  (way.param.decode_on_device ? "_to_cuda" : "_to_cpu");
+                                  (way.param.decode_on_device ? "_to_cuda" : "_to_cpu") +
+                                  (way.param.push ? "_pushed" : "");
                          });
 
 // Tensor cores add in an order of their own, so their KV is not a CPU's.
@@ -149,29 +140,6 @@ TEST(DeviceEngine, SharesKvWithACpuInFp32Alone) {
   EXPECT_EQ(of_device(Arithmetic::kFp32), test_model().fingerprint());
   EXPECT_NE(of_device(Arithmetic::kBf16), test_model(Arithmetic::kBf16).fingerprint());
   EXPECT_NE(of_device(Arithmetic::kBf16), test_model().fingerprint());
-}
-
-TEST(DeviceEngine, ACacheThatLiesElsewhereThanItsLayoutSaysIsRefused) {
-  InstalledFake driver;
-  {
-    const Half half(true);
-    const auto made = connector("decode", "tcp");
-    kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys({.layers = 2,
-                                                                         .blocks = 4,
-                                                                         .block_tokens = 16,
-                                                                         .total_heads = 1,
-                                                                         .heads = 1,
-                                                                         .head_size = 16});
-    void* there = *half.runner->allocate_cache(layout.buffers[0].bytes);
-    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&there, 1})));
-    std::vector<std::byte> host(layout.buffers[0].bytes + 4096);
-    void* here = host.data() + 4096 - reinterpret_cast<uintptr_t>(host.data()) % 4096;
-    layout.buffers[0].device = kvtransfer::KvDevice::kCuda;
-    EXPECT_TRUE(absl::IsUnimplemented(made->allocate_cache(layout).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(made->register_cache(layout, {&here, 1})));
-    EXPECT_TRUE(made->register_cache(layout, {&there, 1}).ok());
-  }
-  driver.expect_clean();
 }
 
 // All requests, after one another or at most four at a time; what they need is saved when it can

@@ -113,7 +113,6 @@ def refused(model):
         says("is not a device: write cpu", "--device", wrong)
     says("CUDA device 7", "--device", "cuda:7", environment=CUDA)
     says("tensor-parallel", "--device", "cuda", "-tp", "2")
-    says("--kv-agent", "--device", "cuda", "--role", "prefill", "--kv-agent", "prefill-0")
 
 
 def page(url):

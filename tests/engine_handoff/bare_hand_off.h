@@ -25,6 +25,13 @@ inline WorkerOptions bare_worker() {
   return options;
 }
 
+// Blocks like ours with a hole behind each, so that they are converted.
+inline nlohmann::json padded_layout(const KvGeometry& geometry) {
+  ForeignLayout layout = ForeignLayout::own(geometry);
+  layout.bytes *= 2;
+  return layout.say();
+}
+
 class Bare {
  public:
   Bare(const std::string& name, const Clock& clock, HandOffOptions options = {},
@@ -166,7 +173,7 @@ class Stranger {
             {"sure", false},
             {"metadata", absl::BytesToHexString(*agent_->metadata())},
             {"model", "a checkpoint"},
-            {"kv", ForeignLayout::own(kBareGeometry).say()}};
+            {"kv", padded_layout(kBareGeometry)}};
   }
   kvtransfer::Agent& agent() { return *agent_; }
 

@@ -39,10 +39,10 @@ json tiled() {
 }
 
 TEST(ForeignLayout, IsReadAndSaidTheSame) {
-  const auto layout = ForeignLayout::parse(tiled());
+  auto layout = ForeignLayout::parse(tiled());
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->say(), tiled());
-  EXPECT_TRUE(layout->fits(kGeometry).ok());
+  EXPECT_TRUE(layout->place(kGeometry, 3, 1, 0).ok());
   EXPECT_EQ(number_place(layout->key, 1, 17, 5), 1u * 4096 + 512 + 2 + 2 * 32 + 1);
   EXPECT_EQ(number_place(layout->value, 1, 17, 5), 2048u + 4096 + 8 * 32 + 1 + 5 * 2);
 }
@@ -108,16 +108,34 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
 TEST(ForeignLayout, AnotherModelsLayoutIsRefused) {
   const auto layout = ForeignLayout::parse(tiled());
   ASSERT_TRUE(layout.ok());
-  const auto why = [&](KvGeometry geometry) {
-    return std::string(layout->fits(geometry).message());
+  const auto why = [&](const KvGeometry& geometry) {
+    ForeignLayout copy = *layout;
+    return std::string(
+        copy.place(geometry, static_cast<uint32_t>(geometry.kv_heads), 1, 0).message());
   };
   EXPECT_THAT(why({.layers = 2, .kv_heads = 6, .head_dim = 32}), HasSubstr("3 KV heads of 32"));
   EXPECT_THAT(why({.layers = 2, .kv_heads = 3, .head_dim = 64}), HasSubstr("3 KV heads of 32"));
   EXPECT_THAT(why({.layers = 3, .kv_heads = 3, .head_dim = 32}), HasSubstr("3 layers once"));
   json twice = tiled();
   twice["layers"] = {1, 1};
-  EXPECT_THAT(std::string(ForeignLayout::parse(twice)->fits(kGeometry).message()),
+  EXPECT_THAT(std::string(ForeignLayout::parse(twice)->place(kGeometry, 3, 1, 0).message()),
               HasSubstr("2 layers once"));
+}
+
+// Of ranks that say no more than how many heads they have, and of parts of them.
+TEST(ForeignLayout, HeadsOfRanksAreFound) {
+  json said = tiled();
+  auto rank = ForeignLayout::parse(said);
+  ASSERT_TRUE(rank.ok() && rank->place(kGeometry, 6, 2, 1).ok());
+  EXPECT_EQ(rank->held(), (kvtransfer::KvHeads{3, 6}));
+  const auto part = rank->part({4, 6});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(part->held(), (kvtransfer::KvHeads{4, 6}));
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(part->key.start + steps_of(part->key.heads)[i],
+              rank->key.start + steps_of(rank->key.heads)[i + 1]);
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(ForeignLayout::parse(said)->place(kGeometry, 6, 3, 1)));
 }
 
 }  // namespace

@@ -305,7 +305,7 @@ TEST(WaitingQueue, SumsAreThoseOfAWalk) {
       made->prompt_tokens = 1 + random() % 50;
       made->tokens.resize(made->prompt_tokens + (kind == 0 ? random() % 40 : 0));
       made->request.sampling.max_tokens = 1 + static_cast<int>(random() % 90);
-      if (kind == 1) made->job.emplace();
+      if (kind == 1) made->request.asked = 1;
       const bool first = random() % 4 == 0;
       first ? queue.push_front(made.get()) : queue.push_back(made.get());
       inside.insert(first ? inside.begin() : inside.end(), std::move(made));
@@ -320,13 +320,14 @@ TEST(WaitingQueue, SumsAreThoseOfAWalk) {
       inside.erase(victim);
     }
     size_t prompt = 0;
-    for (const auto& sequence : inside) prompt += sequence->job ? 0 : sequence->remaining();
+    for (const auto& sequence : inside)
+      prompt += sequence->request.asked ? 0 : sequence->remaining();
     ASSERT_EQ(queue.prompt_tokens(), prompt);
     ASSERT_EQ(queue.size(), inside.size());
     for (const size_t mean : {size_t{0}, size_t{1}, size_t{30}, size_t{64}, size_t{1000}}) {
       size_t output = 0;
       for (const auto& sequence : inside) {
-        output += sequence->job ? 0 : expected_output(*sequence, mean);
+        output += sequence->request.asked ? 0 : expected_output(*sequence, mean);
       }
       ASSERT_EQ(queue.output_tokens(mean), output) << mean;
     }

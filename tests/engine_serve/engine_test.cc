@@ -221,7 +221,6 @@ TEST(Engine, BadRequestsAndOptionsAreRefused) {
   EXPECT_EQ(code({.tokens = {1}, .sampling = {.top_p = 0}}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.id = 3, .tokens = {1}}), absl::StatusCode::kOk);
   EXPECT_EQ(code({.id = 3, .tokens = {1}}), absl::StatusCode::kAlreadyExists);
-  EXPECT_FALSE(Engine::create(test_model(), test_tokenizer(), {.role = EngineRole::kDecode}).ok());
   EXPECT_FALSE(Engine::create(test_model(), test_tokenizer(), {.blocks = 0}).ok());
   EXPECT_FALSE(
       Engine::create(test_model(), test_tokenizer(), {.token_budget = 2, .max_sequences = 4}).ok());

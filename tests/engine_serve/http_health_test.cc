@@ -48,7 +48,7 @@ TEST(Liveness, CountsOnlyTimeWithWorkAndWithoutAnEnd) {
 TEST(Liveness, EachLayerIsAStepForward) {
   ManualClock clock;
   Liveness engine(clock);
-  StepHook hook(nullptr, nullptr, clock, engine);
+  StepHook hook(nullptr, clock, engine);
   engine.begin_step();
   hook.begin(0);
   for (int layer = 0; layer < 3; ++layer) {

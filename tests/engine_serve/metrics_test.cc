@@ -43,7 +43,7 @@ std::string page() {
   worker.handshakes_refused = 9;
   worker.registrations = 10;
   const NamedWorkerStats workers[] = {{"connector", worker}, {"kv_agent", {}}};
-  return metrics.prometheus(engine, {}, "a \"model\"") + worker_metrics(workers);
+  return metrics.prometheus(engine, "a \"model\"") + worker_metrics(workers);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

@@ -2,7 +2,7 @@
 #include "engine/serve/engine.h"
 #include "tests/engine_serve/damaged_files.h"
 #include "tests/engine_serve/engine_fixture.h"
-#include "tests/engine_serve/loopback_connector.h"
+#include "tests/engine_serve/sessions.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 
@@ -175,61 +175,62 @@ TEST(KvTiers, ADirectoryThatCannotBeHadCostsOnlyTheTier) {
   expect_same(expected(), run_all(*engine, 6));
 }
 
+// Two engines and their sessions.
+struct Halves {
+  Halves(EngineOptions prefill, EngineOptions decode)
+      : from_session(test_session("prefill", "shm", test_model())),
+        to_session(test_session("decode", "shm", test_model())) {
+    prefill.hand_off = from_session.get();
+    decode.hand_off = to_session.get();
+    decode.min_remote_tokens = 8;
+    from = *Engine::create(test_model(), test_tokenizer(), prefill);
+    to = *Engine::create(test_model(), test_tokenizer(), decode);
+    remote = requests();
+    for (Request& request : remote) request.prefill_address = from->kv_address();
+  }
+  const std::unique_ptr<handoff::HandOff> from_session, to_session;
+  std::unique_ptr<Engine> from, to;
+  std::vector<Request> remote;
+};
+
 TEST(KvTiers, PrefillWorkersUseThemForOthers) {
-  LoopbackLink link(7, {});
-  EngineOptions prefill = with(host(), 64);
-  prefill.role = EngineRole::kPrefill;
   EngineOptions decode = with({}, 128);
-  decode.role = EngineRole::kDecode;
-  decode.min_remote_tokens = 8;
   decode.prefix_cache = false;
-  auto from = *Engine::create(test_model(), test_tokenizer(), prefill, &link.prefill());
-  auto to = *Engine::create(test_model(), test_tokenizer(), decode, &link.decode());
-  link.set_pump([&] { from->step(); });
+  Halves pair(with(host(), 64), decode);
   for (int round = 0; round < 2; ++round) {
     std::map<uint64_t, Outcome> outcomes;
-    for (const Request& request : requests()) {
-      EXPECT_TRUE(submit(*to, request, &outcomes[request.id]).ok());
+    for (const Request& request : pair.remote) {
+      EXPECT_TRUE(submit(*pair.to, request, &outcomes[request.id]).ok());
     }
-    until([&] { return !to->has_work() && !from->has_work(); },
+    until([&] { return !pair.to->has_work() && !pair.from->owes_others(); },
           [&] {
-            to->step();
-            from->step();
-            from->tiers()->flush();
+            pair.to->step();
+            pair.from->step();
+            pair.from->tiers()->flush();
           },
-          [&] { return state_of(*to) + state_of(*from); });
+          [&] { return state_of(*pair.to) + state_of(*pair.from); });
     expect_same(expected(), outcomes);
   }
-  EXPECT_GT(from->tiers()->stats().loaded, 50u);
-  EXPECT_TRUE(from->check_integrity().ok()) << from->check_integrity();
+  EXPECT_GT(pair.from->tiers()->stats().loaded, 50u);
+  EXPECT_TRUE(pair.from->check_integrity().ok()) << pair.from->check_integrity();
 }
 
 // What a prefill worker has sent is saved too, and comes back without it: in a batch, and alone.
 TEST(KvTiers, DecodeWorkersUseThemBesideTheirPrefillWorkers) {
-  LoopbackLink link(9, {});
-  EngineOptions prefill = with({}, 128);
-  prefill.role = EngineRole::kPrefill;
-  EngineOptions decode = with(host(), 64);
-  decode.role = EngineRole::kDecode;
-  decode.min_remote_tokens = 8;
-  auto from = *Engine::create(test_model(), test_tokenizer(), prefill, &link.prefill());
-  auto to = *Engine::create(test_model(), test_tokenizer(), decode, &link.decode());
-  link.set_pump([&] { from->step(); });
+  Halves pair(with({}, 128), with(host(), 64));
   uint64_t loaded = 0;
   for (size_t in_flight : {kRequests, size_t{1}}) {
-    std::vector<Request> remote = requests();
-    for (Request& request : remote) request.prefill_address = "prefill";
-    expect_same(expected(), serve::run_all(*to, remote, in_flight, [&] {
-                  from->step();
-                  to->tiers()->flush();
+    expect_same(expected(), serve::run_all(*pair.to, pair.remote, in_flight, [&] {
+                  pair.from->step();
+                  pair.to->tiers()->flush();
                 }));
-    finish_all(*from);
-    if (loaded == 0) loaded = to->stats().loaded_tokens;
+    finish_all(*pair.from);
+    if (loaded == 0) loaded = pair.to->stats().loaded_tokens;
   }
   EXPECT_GT(loaded, 500u);
-  EXPECT_GT(to->stats().tier_tokens, 500u);
-  EXPECT_TRUE(to->check_integrity().ok()) << to->check_integrity();
-  EXPECT_TRUE(from->check_integrity().ok()) << from->check_integrity();
+  EXPECT_GT(pair.to->stats().tier_tokens, 500u);
+  EXPECT_TRUE(pair.to->check_integrity().ok()) << pair.to->check_integrity();
+  EXPECT_TRUE(pair.from->check_integrity().ok()) << pair.from->check_integrity();
 }
 
 TEST(KvTiers, NeedThePrefixCache) {

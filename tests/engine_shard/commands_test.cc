@@ -38,9 +38,9 @@ TYPED_TEST(ShardWire, OneMessageForOneText) {
 // Members that fields() leaves out would be lost on the way: each is written once.
 TEST(ShardMessages, KeepTheirFields) {
   {  // with a member more, these do not compile
-    [[maybe_unused]] const auto [kind, id, load, binding, first_layer, layers, first_block, blocks,
-                                 outcome] = KvCall{};
-    [[maybe_unused]] const auto [tier_kind, tier_id, keys, tier_blocks, timeout] = TierCall{};
+    [[maybe_unused]] const auto [kind, id, transfer, workers, tokens, first_token, blocks, timeout,
+                                 silence, push, why] = KvCall{};
+    [[maybe_unused]] const auto [tier_kind, tier_id, keys, tier_blocks, tier_time] = TierCall{};
     [[maybe_unused]] const auto [command, calls, tier_calls, chunks, sends] = Command{};
   }
   const auto through = [](const auto& message) {
@@ -49,46 +49,38 @@ TEST(ShardMessages, KeepTheirFields) {
     base::write_fields(message, bytes);
     return *base::read_fields<Message>(bytes, "it");
   };
-  KvCall call{.kind = KvCallKind::kStartLoad, .id = 7};
-  call.load = {.id = 0,
-               .prefill = "p",
-               .shards = {"baton1:a", "baton1:b"},
-               .key = "k-7",
-               .loads_of_key = 2,
-               .tokens = {1, 2, 3},
-               .first_token = 16,
-               .blocks = {4, 9},
-               .timeout = std::chrono::seconds(3),
-               .silence = std::chrono::seconds(2)};
+  KvCall call{
+      .kind = KvCallKind::kStartLoad,
+      .id = 7,
+      .transfer = {.transfer = "t", .agent = "a", .address = "h:1", .finished = true, .ranks = 2},
+      .workers = {{"a/0", "baton1:a"}, {"a/1", "baton1:b"}},
+      .tokens = 48,
+      .first_token = 16,
+      .blocks = {4, 9},
+      .timeout = std::chrono::seconds(3),
+      .silence = std::chrono::seconds(2),
+      .push = true};
   const KvCall start = through(call);
   EXPECT_EQ(start.id, 7u);
-  EXPECT_EQ(start.load.prefill, "p");
-  EXPECT_EQ(start.load.shards, call.load.shards);
-  EXPECT_EQ(start.load.key, "k-7");
-  EXPECT_EQ(start.load.loads_of_key, 2u);
-  EXPECT_EQ(start.load.tokens, call.load.tokens);
-  EXPECT_EQ(start.load.first_token, 16u);
-  EXPECT_EQ(start.load.blocks, call.load.blocks);
-  EXPECT_EQ(start.load.timeout, std::chrono::seconds(3));
-  EXPECT_EQ(start.load.silence, std::chrono::seconds(2));
-
-  call = {.kind = KvCallKind::kOpenJob};
-  call.binding = {.key = "k-3", .tokens = 40, .loads = 2};
-  EXPECT_EQ(through(call).binding.key, "k-3");
-  EXPECT_EQ(through(call).binding.tokens, 40u);
-  EXPECT_EQ(through(call).binding.loads, 2u);
-  call.kind = KvCallKind::kRenewJob;
-  call.binding.lease = std::chrono::seconds(4);
-  EXPECT_EQ(through(call).binding.lease, std::chrono::seconds(4));
-
-  call = {
-      .kind = KvCallKind::kSave, .first_layer = 1, .layers = 2, .first_block = 5, .blocks = {6}};
-  EXPECT_EQ(through(call).first_layer, 1u);
-  EXPECT_EQ(through(call).layers, 2u);
-  EXPECT_EQ(through(call).first_block, 5u);
-  EXPECT_EQ(through(call).blocks, call.blocks);
-  call = {.kind = KvCallKind::kFinishJob, .outcome = absl::AbortedError("no")};
-  EXPECT_EQ(through(call).outcome, absl::AbortedError("no"));
+  EXPECT_EQ(start.transfer.transfer, "t");
+  EXPECT_EQ(start.transfer.agent, "a");
+  EXPECT_EQ(start.transfer.address, "h:1");
+  EXPECT_TRUE(start.transfer.finished);
+  EXPECT_EQ(start.transfer.ranks, 2u);
+  ASSERT_EQ(start.workers.size(), 2u);
+  EXPECT_EQ(start.workers[1].agent, "a/1");
+  EXPECT_EQ(start.workers[1].address, "baton1:b");
+  EXPECT_EQ(start.tokens, 48u);
+  EXPECT_EQ(start.first_token, 16u);
+  EXPECT_EQ(start.blocks, call.blocks);
+  EXPECT_EQ(start.timeout, std::chrono::seconds(3));
+  EXPECT_EQ(start.silence, std::chrono::seconds(2));
+  EXPECT_TRUE(start.push);
+  call.kind = KvCallKind::kOpen;
+  EXPECT_EQ(through(call).transfer.transfer, "t");
+  EXPECT_EQ(through(call).tokens, 48u);
+  call = {.kind = KvCallKind::kFail, .why = absl::AbortedError("no")};
+  EXPECT_EQ(through(call).why, absl::AbortedError("no"));
 
   const TierCall load{.kind = TierCallKind::kLoad,
                       .keys = {{.bytes = {4}}, {.bytes = {5}}},
@@ -108,14 +100,14 @@ TEST(ShardMessages, KeepTheirFields) {
                                        .calls = {call},
                                        .tier_calls = {load},
                                        .chunks = {chunk, chunk},
-                                       .sends = {{.job = 3, .first_block = 1, .blocks = {7, 8}}}});
+                                       .sends = {{.id = 3, .tokens = 17, .chunk = 1}}});
   EXPECT_EQ(step.calls.size(), 1u);
   EXPECT_EQ(step.tier_calls.size(), 1u);
   EXPECT_EQ(step.chunks.size(), 2u);
   ASSERT_EQ(step.sends.size(), 1u);
-  EXPECT_EQ(step.sends[0].job, 3u);
-  EXPECT_EQ(step.sends[0].first_block, 1u);
-  EXPECT_EQ(step.sends[0].blocks, (std::vector<uint32_t>{7, 8}));
+  EXPECT_EQ(step.sends[0].id, 3u);
+  EXPECT_EQ(step.sends[0].tokens, 17u);
+  EXPECT_EQ(step.sends[0].chunk, 1u);
 }
 
 // With a member more these do not compile. Whether it must reach the other rank is said below then.
@@ -131,8 +123,7 @@ TEST(ShardMessages, EventsAndReportsKeepEachMember) {
     const auto [kind_read, id, why, found] = through(event);
     EXPECT_EQ(kind_read, event.kind);
     EXPECT_EQ(id, 7u);
-    const bool has_reason =
-        event.kind == EventKind::kLoadFailed || event.kind == EventKind::kUnwanted;
+    const bool has_reason = event.kind == EventKind::kLoadFailed;
     EXPECT_EQ(why, has_reason ? event.why : absl::OkStatus());
     const auto [blocks, disk, peer, near, pending] = found;
     const bool is_found = event.kind == EventKind::kFound;
@@ -140,17 +131,11 @@ TEST(ShardMessages, EventsAndReportsKeepEachMember) {
               (is_found ? std::array<size_t, 4>{5, 4, 3, 2} : std::array<size_t, 4>{}));
     EXPECT_FALSE(pending) << "a follower answers when it knows";
   }
-  Report report{.more = true,
-                .kv = {1, 2, 3, 4, "a route stays here"},
-                .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
-  report.kv_events = {{EventKind::kSaved, 8}};
+  Report report{.more = true, .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
+  report.kv_events = {{EventKind::kReleased, 8}};
   report.tier_events = {{EventKind::kUnpinned, 9}};
-  const auto [more, kv, tiers, kv_events, tier_events] = through(report);
+  const auto [more, tiers, kv_events, tier_events] = through(report);
   EXPECT_TRUE(more);
-  const auto [sent, loaded, loads_failed, jobs_failed, route] = kv;
-  EXPECT_EQ((std::array{sent, loaded, loads_failed, jobs_failed}),
-            (std::array<uint64_t, 4>{1, 2, 3, 4}));
-  EXPECT_EQ(route, "");
   const auto [host_records, host_bytes, disk_records, saved, dropped, evicted, back, from_host,
               from_disk, from_peer, silences, missed, corrupt] = tiers;
   EXPECT_EQ((std::array{host_bytes, dropped, silences, missed, corrupt}),
@@ -160,7 +145,7 @@ TEST(ShardMessages, EventsAndReportsKeepEachMember) {
       << "rank 0 counts these for all";
   ASSERT_EQ(kv_events.size(), 1u);
   EXPECT_EQ(kv_events[0].id, 8u);
-  EXPECT_EQ(kv_events[0].kind, EventKind::kSaved);
+  EXPECT_EQ(kv_events[0].kind, EventKind::kReleased);
   ASSERT_EQ(tier_events.size(), 1u);
   EXPECT_EQ(tier_events[0].id, 9u);
   EXPECT_EQ(tier_events[0].kind, EventKind::kUnpinned);
@@ -209,7 +194,7 @@ TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
   std::string heard, tiers_heard;
   size_t reports = 0;
   for (bool more = true; more; ++reports) {
-    Report report{.kv = {.bytes_sent = 1, .bytes_loaded = 2}, .tiers = {.corrupt = 3}};
+    Report report{.tiers = {.corrupt = 3}};
     report.take(left, report.kv_events);
     report.take(tiers_left, report.tier_events);
     const std::string bytes = bytes_of(report);
@@ -217,8 +202,6 @@ TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
     const auto read = base::read_fields<Report>(bytes, "a report");
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(bytes_of(*read), bytes);
-    EXPECT_EQ(read->kv.bytes_sent, 1u);
-    EXPECT_EQ(read->kv.bytes_loaded, 2u);
     EXPECT_EQ(read->tiers.corrupt, 3u);
     heard += written(read->kv_events);
     tiers_heard += written(read->tier_events);
@@ -232,7 +215,7 @@ TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
 
 TEST(Reports, LongReasonsAreCut) {
   std::deque<Event> events = {
-      {EventKind::kUnwanted, 5, absl::InternalError(std::string(100'000, 'x'))}};
+      {EventKind::kLoadFailed, 5, absl::InternalError(std::string(100'000, 'x'))}};
   Report report;
   report.take(events, report.kv_events);
   const auto read = base::read_fields<Report>(bytes_of(report), "a report");

@@ -2,7 +2,6 @@
 // goes wrong at any rank is computed again, without a block lost.
 #include <map>
 #include <random>
-#include <set>
 
 #include "engine/shard/kv_address.h"
 #include "tests/engine_shard/degrees.h"
@@ -11,9 +10,6 @@
 namespace baton::engine::shard::degrees {
 namespace {
 
-using kvtransfer::KvConnector;
-using kvtransfer::KvRequestId;
-using serve::EngineRole;
 using serve::Outcome;
 using serve::Request;
 using ::testing::HasSubstr;
@@ -58,6 +54,7 @@ struct Case {
   Arithmetic arithmetic;
   const char* provider;
   const Checkpoint& (*checkpoint)() = ranks_checkpoint;
+  bool push = false;
 };
 
 class DegreePairs : public testing::TestWithParam<Case> {};
@@ -66,17 +63,18 @@ class DegreePairs : public testing::TestWithParam<Case> {};
 //   tokens | a plan says which heads go where
 TEST_P(DegreePairs, SayWhatOneProcessSays) {
   const Case& given = GetParam();
-  Server prefill({.role = EngineRole::kPrefill,
+  Server prefill({.role = "prefill",
                   .ranks = given.prefill,
                   .limits = kTight,
                   .arithmetic = given.arithmetic,
                   .provider = given.provider,
                   .checkpoint = &given.checkpoint()});
-  Server decode({.role = EngineRole::kDecode,
+  Server decode({.role = "decode",
                  .ranks = given.decode,
                  .limits = kTight,
                  .arithmetic = given.arithmetic,
                  .provider = given.provider,
+                 .push = given.push,
                  .checkpoint = &given.checkpoint()});
   prefill.start();
   expect_same(answers().of(given.arithmetic, given.checkpoint()),
@@ -86,13 +84,12 @@ TEST_P(DegreePairs, SayWhatOneProcessSays) {
   EXPECT_GT(stats.loaded_tokens, 1000u);
   EXPECT_GT(stats.cached_tokens, 0u);
   EXPECT_GT(stats.preemptions, 0u) << "the cache is too large for this test";
-  // All ranks are counted.
-  const uint64_t bytes = decode.connector().stats().bytes_loaded;
-  EXPECT_GT(bytes, 1000u * 512) << "512 bytes a token, of all heads and layers";
+  // All ranks are counted: 512 bytes a token, of all heads and layers.
+  EXPECT_EQ(stats.kv_bytes_loaded, stats.loaded_tokens * 512);
   expect_clean(decode, kTight.blocks);
   prefill.stop();
   EXPECT_GT(prefill.engine().stats().jobs_finished, 0u);
-  EXPECT_EQ(prefill.connector().stats().bytes_sent, bytes);
+  EXPECT_GE(prefill.engine().stats().kv_bytes_sent, stats.kv_bytes_loaded);
   expect_clean(prefill, kTight.blocks);
 }
 
@@ -108,6 +105,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
                                          Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
                                          Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm",
                                               ranks_expert_checkpoint},
+                                         Case{"TwoToOnePushed", 2, 1, Arithmetic::kFp32, "shm",
+                                              ranks_checkpoint, true},
+                                         Case{"OneToTwoPushedOverTcp", 1, 2, Arithmetic::kFp32,
+                                              "tcp", ranks_checkpoint, true},
+                                         Case{"TwoToTwoPushed", 2, 2, Arithmetic::kFp32, "shm",
+                                              ranks_checkpoint, true},
                                          Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm",
                                               ranks_expert_checkpoint}),
                          [](const auto& test) { return test.param.name; });
@@ -116,10 +119,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
 TEST(Degrees, TiersBesideHandOffsChangeNothing) {
   for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
     const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .load = serve::LoadWhen::kAlways};
-    Server prefill(
-        {.role = EngineRole::kPrefill, .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
-    Server decode(
-        {.role = EngineRole::kDecode, .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
+    Server prefill({.role = "prefill", .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
+    Server decode({.role = "decode", .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
     prefill.start();
     for (int round = 0; round < 2; ++round) {
       expect_same(answers().of(), run_all(decode, prefill.address()));
@@ -137,115 +138,32 @@ TEST(Degrees, TiersBesideHandOffsChangeNothing) {
 
 // --- bad days ------------------------------------------------------------------------------------
 
-// A connector that hands every call on, and fails some of the loads.
-class Faulty : public KvConnector {
- public:
-  // Of all loads every `refused`th does not start, and every `broken`th breaks on its way.
-  Faulty(std::unique_ptr<KvConnector> inner, int refused, int broken)
-      : inner_(std::move(inner)), refused_(refused), broken_(broken) {}
-
-  absl::StatusOr<void*> allocate_cache(const kvtransfer::KvLayout& layout) override {
-    return inner_->allocate_cache(layout);
-  }
-  std::string address() const override { return inner_->address(); }
-  kvtransfer::KvConnectorStats stats() const override { return inner_->stats(); }
-  void progress() override { inner_->progress(); }
-  void wait(Time timeout, int fd) override { inner_->wait(timeout, fd); }
-  absl::Status start_load(kvtransfer::KvLoad load) override {
-    ++loads_;
-    if (refused_ != 0 && loads_ % refused_ == 0) return absl::UnavailableError("not today");
-    if (broken_ != 0 && loads_ % broken_ == 0) broken_loads_.insert(load.id);
-    return inner_->start_load(std::move(load));
-  }
-  uint32_t layers_loaded(KvRequestId id) override {
-    return broken_loads_.contains(id) ? 0 : inner_->layers_loaded(id);
-  }
-  absl::Status load_status(KvRequestId id) override {
-    return broken_loads_.contains(id) ? absl::DataLossError("its cable was pulled")
-                                      : inner_->load_status(id);
-  }
-  absl::Status wait_for_layer(KvRequestId id, uint32_t layer) override {
-    return inner_->wait_for_layer(id, layer);
-  }
-  bool end_load(KvRequestId id) override { return inner_->end_load(id); }
-  absl::Status renew_job(uint64_t job, Time lease) override {
-    return inner_->renew_job(job, lease);
-  }
-  std::optional<kvtransfer::KvJob> next_job() override { return inner_->next_job(); }
-  absl::StatusOr<uint64_t> bind(const kvtransfer::KvBinding& binding) override {
-    return inner_->bind(binding);
-  }
-  bool is_wanted(uint64_t job) override { return inner_->is_wanted(job); }
-  absl::Status save_layer(uint64_t job, uint32_t layer, uint32_t first_block,
-                          absl::Span<const uint32_t> blocks) override {
-    return inner_->save_layer(job, layer, first_block, blocks);
-  }
-  void finish_job(uint64_t job, const absl::Status& outcome) override {
-    inner_->finish_job(job, outcome);
-  }
-  bool is_saved(uint64_t job) override { return inner_->is_saved(job); }
-
- private:
-  const std::unique_ptr<KvConnector> inner_;
-  const int refused_;
-  const int broken_;
-  int loads_ = 0;
-  std::set<KvRequestId> broken_loads_;
-};
-
-// Loads that will not come, for they did not start or were given up first, are not waited for long;
-// but longer than the ranks of a load that does come are apart.
-const Time kNotLong = patient(std::chrono::milliseconds(50));
-
 // Loads fail at one rank of decode, and are there at the other.
-void expect_recomputed(int prefill_ranks, int faulty_rank, int refused, int broken) {
-  Server prefill({.role = EngineRole::kPrefill,
-                  .ranks = prefill_ranks,
-                  .limits = kTight,
-                  .loads_apart = kNotLong});
-  Server decode({.role = EngineRole::kDecode,
-                 .ranks = 2,
-                 .limits = kTight,
-                 .wrap = [=](int rank, std::unique_ptr<KvConnector> inner) {
-                   if (rank != faulty_rank) return inner;
-                   return std::unique_ptr<KvConnector>(
-                       new Faulty(std::move(inner), refused, broken));
-                 }});
-  prefill.start();
-  const std::map<uint64_t, Outcome> outcomes = run_all(decode, prefill.address());
-  expect_same(answers().of(), outcomes);
-  EXPECT_GT(decode.engine().stats().loads_failed, 2u);
-  if (refused == 0) {
-    EXPECT_GT(decode.engine().stats().loaded_tokens, 200u) << "the others are used";
-  }
-  for (const auto& [id, outcome] : outcomes) {
-    const std::string why(outcome.metrics.load_error.message());
-    if (why.empty() || faulty_rank == 0) continue;
-    EXPECT_THAT(why, HasSubstr("rank 1: "));
-  }
-  expect_clean(decode, kTight.blocks);
-  expect_clean(prefill, kTight.blocks);
-}
-
 // Promise(kv): A failed load at any rank is recomputed; no block is lost or reused too early | a
 //   load is complete when it is at every rank
-TEST(Degrees, ALoadThatBreaksAtAnyRankIsComputedAgain) {
-  expect_recomputed(1, 1, 0, 3);
-  expect_recomputed(2, 1, 0, 3);
-  expect_recomputed(2, 0, 0, 3);
-}
-
-TEST(Degrees, ALoadThatDoesNotStartAtAnyRankIsComputedAgain) {
-  expect_recomputed(1, 1, 3, 0);
-  expect_recomputed(2, 1, 3, 0);
-  expect_recomputed(2, 0, 3, 0);
+TEST(Degrees, ALoadThatFailsAtAnyRankIsComputedAgain) {
+  for (const auto& [prefill_ranks, stranger] : {std::pair{1, 1}, {2, 1}, {2, 0}}) {
+    Server prefill({.role = "prefill", .ranks = prefill_ranks, .limits = kTight});
+    Server decode({.role = "decode", .ranks = 2, .limits = kTight, .stranger = stranger});
+    prefill.start();
+    const std::map<uint64_t, Outcome> outcomes = run_all(decode, prefill.address());
+    expect_same(answers().of(), outcomes);
+    EXPECT_GT(decode.engine().stats().loads_failed, 2u);
+    for (const auto& [id, outcome] : outcomes) {
+      const std::string why(outcome.metrics.load_error.message());
+      if (why.empty()) continue;
+      EXPECT_THAT(why, HasSubstr("another model"));
+      EXPECT_EQ(why.starts_with("rank 1: "), stranger == 1) << why;
+    }
+    expect_clean(decode, kTight.blocks);
+    expect_clean(prefill, kTight.blocks);
+  }
 }
 
 // Requests that clients give up, at any moment, leave nothing behind at any rank.
 TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
-  Server prefill(
-      {.role = EngineRole::kPrefill, .ranks = 2, .limits = kTight, .loads_apart = kNotLong});
-  Server decode({.role = EngineRole::kDecode, .ranks = 2, .limits = kTight});
+  Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
+  Server decode({.role = "decode", .ranks = 2, .limits = kTight});
   prefill.start();
   std::map<uint64_t, Outcome> outcomes;
   std::mt19937_64 random(7);
@@ -273,23 +191,20 @@ TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
 // A rank of prefill goes, in the middle: its server is of no use any more, and decode computes.
 TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
   Server prefill(
-      {.role = EngineRole::kPrefill,
+      {.role = "prefill",
        .ranks = 2,
        .limits = kTight,
-       .body = [](Group& group, const Model& model, KvConnector& connector) {
-         absl::StatusOr<KvMemory> memory = KvMemory::make(model, kTight.blocks, &connector);
+       .body = [](Group& group, const Model& model, handoff::HandOff& session) {
+         absl::StatusOr<KvMemory> memory = KvMemory::make(model, kTight.blocks);
          absl::Status status = memory.status();
+         if (status.ok()) status = session.use_cache(memory->cache());
          if (status.ok()) {
-           status =
-               group.agree(settings_of(model, kTight, "prefill"), connector.address()).status();
+           status = group.agree(settings_of(model, kTight, "prefill"), session.agent()->address())
+                        .status();
          }
          // Takes requests like any other, and leaves when the first step comes.
-         const auto idle = [&] {
-           connector.wait(std::chrono::milliseconds(1), -1);
-           return true;
-         };
          for (bool stepped = false; status.ok() && !stepped;) {
-           const auto message = group.receive(idle);
+           const auto message = group.receive();
            status = message.status();
            if (!status.ok()) break;
            const Command command = *base::read_fields<Command>(*message, "a command");
@@ -297,9 +212,10 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            if (stepped) continue;
            status = group.exchange(std::string(Report::kBytes, '\0')).status();
          }
+         session.close();
          return status;
        }});
-  Server decode({.role = EngineRole::kDecode, .ranks = 1, .limits = kTight});
+  Server decode({.role = "decode", .ranks = 1, .limits = kTight});
   prefill.start();
   const std::map<uint64_t, Outcome> outcomes = run_all(decode, prefill.address());
   expect_same(answers().of(), outcomes);
@@ -332,22 +248,16 @@ void expect_not_loaded(Server& decode, const std::string& address, const std::st
 }
 
 TEST(Degrees, WrongAddressesAreRefusedByName) {
-  // What is wrong with a load is said while its other parts are waited for.
-  Server prefill({.role = EngineRole::kPrefill,
-                  .ranks = 2,
-                  .limits = kTight,
-                  .loads_apart = patient(std::chrono::milliseconds(200))});
-  Server one({.role = EngineRole::kDecode, .limits = kTight});
-  Server two({.role = EngineRole::kDecode, .ranks = 2, .limits = kTight});
+  Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
+  Server one({.role = "decode", .limits = kTight});
+  Server two({.role = "decode", .ranks = 2, .limits = kTight});
   prefill.start();
   const std::vector<std::string> ranks = *split_kv_address(prefill.address());
   ASSERT_EQ(ranks.size(), 2u);
-  expect_not_loaded(one, ranks[0], "holds KV heads [0, 2) but the decode worker needs [0, 4)");
-  expect_not_loaded(one, join_kv_addresses({ranks[1], ranks[0]}),
-                    " of 2 it should send others of ");
+  expect_not_loaded(one, ranks[0], "prefill has 2 ranks, but was expected to have 1");
   expect_not_loaded(one, "baton-ranks1:" + ranks[0] + ",", "/v1/baton/address");
   expect_not_loaded(one, "baton-ranks2:" + ranks[0], "the same release");
-  expect_not_loaded(two, ranks[0], "rank 1: ");
+  expect_not_loaded(two, ranks[0], "prefill has 2 ranks, but was expected to have 1");
   expect_not_loaded(two, join_kv_addresses({ranks[0], ranks[1], ranks[1]}),
                     "3 tensor-parallel ranks and this one 2: one of the numbers must divide");
   expect_clean(one, kTight.blocks);
@@ -357,48 +267,28 @@ TEST(Degrees, WrongAddressesAreRefusedByName) {
 
 TEST(Degrees, TheKvOfAnotherCheckpointIsRefused) {
   static const Checkpoint& other = *new Checkpoint(make_test_checkpoint(ranks_config(), 4));
-  Server prefill({.role = EngineRole::kPrefill, .ranks = 2, .limits = kTight});
-  Server decode({.role = EngineRole::kDecode, .ranks = 2, .limits = kTight, .checkpoint = &other});
+  Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
+  Server decode({.role = "decode", .ranks = 2, .limits = kTight, .checkpoint = &other});
   prefill.start();
-  expect_not_loaded(decode, prefill.address(), "same checkpoint", other);
+  expect_not_loaded(decode, prefill.address(), "another model", other);
   expect_clean(decode, kTight.blocks);
   expect_clean(prefill, kTight.blocks);
 }
 
-// Whoever knows one rank only, as an older release may: the rank says what to do.
-TEST(Degrees, ALoadOfOneRankAloneIsRefused) {
-  Server prefill({.role = EngineRole::kPrefill, .ranks = 2, .limits = kTight});
-  prefill.start();
-  const std::vector<std::string> ranks = *split_kv_address(prefill.address());
-  for (int rank = 0; rank < 2; ++rank) {
-    const auto connector = rank_connector({.role = EngineRole::kDecode}, rank);
-    const Model half = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, {rank, 2});
-    KvMemory memory = *KvMemory::make(half, kTight.blocks, connector.get());
-    kvtransfer::KvLoad load;
-    load.id = 1;
-    load.prefill = ranks[static_cast<size_t>(rank)];
-    load.tokens.assign(32, 5);
-    load.blocks = {0, 1};
-    ASSERT_TRUE(connector->start_load(std::move(load)).ok());
-    until([&] { return !connector->load_status(1).ok() || connector->layers_loaded(1) > 0; },
-          [&] { connector->wait(std::chrono::milliseconds(1), -1); });
-    EXPECT_THAT(std::string(connector->load_status(1).message()), HasSubstr("/v1/baton/address"));
-    until([&] { return connector->end_load(1); },
-          [&] { connector->wait(std::chrono::milliseconds(1), -1); });
-  }
-  expect_clean(prefill, kTight.blocks);
-}
-
-TEST(Degrees, ARankWithoutAConnectorIsRefused) {
+TEST(Degrees, ARankWithoutASessionIsRefused) {
   const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .role = "decode"});
   auto group = *Group::meet(place.options(0));
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
   auto leader = *Leader::create(*group, model, kTight, "decode");
-  const auto refused =
-      RanksConnector::create(*leader, rank_connector({.role = EngineRole::kDecode}, 0));
-  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("rank 1 has no KV connector"));
+  const auto session = rank_session({.role = "decode"}, model);
+  const absl::Status refused =
+      serve::Engine::create(
+          model, serve::test_tokenizer(),
+          {.blocks = kTight.blocks, .hand_off = session.get(), .leader = leader.get()})
+          .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 1 has no KV session"));
 }
 
 // --- addresses -----------------------------------------------------------------------------------

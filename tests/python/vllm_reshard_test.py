@@ -298,7 +298,7 @@ class Reshard(unittest.TestCase):
         right = kind_of
         with unittest.mock.patch.dict(globals(), kind_of=lambda tokens, heads, total, first, *more: right(
                 tokens, heads, total, first or int(heads < total), *more)):
-            refused(Pair(self.dice, 4, (2, 1)), "does not have the heads that rank 0 of 2 has")
+            refused(Pair(self.dice, 4, (2, 1)), "as rank 0 of 2 it should send others")
 
     def test_each_worker_of_prefill_is_heard_and_no_head_is_read_twice(self):
         for heads, prefill, decode in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):

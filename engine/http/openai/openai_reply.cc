@@ -125,7 +125,7 @@ void ApiReply::add_hand_off(json* reply) const {
                                     {"transfer_id", handed_over_->transfer},
                                     {"remote_agent", handed_over_->agent},
                                     {"remote_address", handed_over_->address},
-                                    {"tp_size", 1},
+                                    {"tp_size", handed_over_->ranks},
                                     {"remote_finished", true}};
 }
 

@@ -143,6 +143,8 @@ absl::StatusOr<std::string> hand_off_text(const json& given, const char* key) {
                                                  "a string of at most ", kLongest, " bytes"));
 }
 
+constexpr int64_t kMostRanks = 512;
+
 // As a vLLM server with the connector baton.vllm reads them.
 absl::Status read_hand_off(const json& given, ApiRequest* request) {
   const absl::StatusOr<bool> decode = bool_field(given, "do_remote_decode", false);
@@ -151,8 +153,10 @@ absl::Status read_hand_off(const json& given, ApiRequest* request) {
   const auto transfer = hand_off_text(given, "transfer_id");
   const auto agent = hand_off_text(given, "remote_agent");
   const auto address = hand_off_text(given, "remote_address");
-  for (const absl::Status& status : {decode.status(), prefill.status(), finished.status(),
-                                     transfer.status(), agent.status(), address.status()}) {
+  const absl::StatusOr<int64_t> ranks = int_field(given, "tp_size", 1, kMostRanks, 1);
+  for (const absl::Status& status :
+       {decode.status(), prefill.status(), finished.status(), transfer.status(), agent.status(),
+        address.status(), ranks.status()}) {
     if (!status.ok()) return status;
   }
   if (*decode) request->hand_over = *transfer;
@@ -165,7 +169,7 @@ absl::Status read_hand_off(const json& given, ApiRequest* request) {
         "\"do_remote_prefill\" of kv_transfer_params needs \"transfer_id\", \"remote_agent\" and "
         "\"remote_address\" (HOST:PORT) beside it: pass on what prefill answered");
   }
-  request->remote_prefill = {*transfer, *agent, *address, *finished};
+  request->remote_prefill = {*transfer, *agent, *address, *finished, static_cast<uint32_t>(*ranks)};
   return absl::OkStatus();
 }
 

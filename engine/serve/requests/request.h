@@ -76,12 +76,15 @@ struct Request {
   std::vector<int32_t> resume_tokens;
   SamplingParams sampling;
   bool streamed = false;  // its client waits for the first token, others for the last
-  // A prefill worker that can be asked for the prompt's KV; "": computed here.
+  // A server that can be asked for the prompt's KV (engine/shard/kv_address.h); "": computed here.
   std::string prefill_address;
   // ... or an engine that hands it over by the name of a transfer (engine/handoff/hand_off.h).
   std::optional<kvtransfer::KvTransfer> remote_prefill;
   // The KV of the prompt is for another engine, by this name. Not with one of the two above.
   std::optional<std::string> hand_over;
+  // Another engine has asked for that, and calls the request by this number: nothing else of it is
+  // wanted, and the engine makes the request itself.
+  std::optional<uint64_t> asked;
   // Called on the engine's thread; must not call the engine. The last event has `finished` set.
   std::function<void(const OutputEvent&)> on_event;
 };

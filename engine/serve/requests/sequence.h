@@ -25,14 +25,6 @@ enum class SequenceState : uint8_t {
   kDone,  // in no list of the scheduler
 };
 
-// A prefill job is a sequence that is only computed, never sampled from.
-struct PrefillJob {
-  uint64_t job = 0;
-  kvtransfer::KvRequestId request = 0;  // decode's number for it
-  size_t first_block = 0;               // the asking worker has the blocks before it
-  absl::Status status;                  // of sending, so far
-};
-
 struct Sequence {
   Request request;              // `tokens` has been moved out
   std::vector<int32_t> tokens;  // prompt and output
@@ -49,16 +41,15 @@ struct Sequence {
   uint32_t layers_wanted = 1;        // of the load, before it is worth being computed
   bool local_only = false;           // do not ask a prefill worker or the KV tiers (again)
 
-  uint64_t send = 0;      // of HandOff: its KV is for another engine; 0: it is not
+  uint64_t send = 0;      // of KvRanks: its KV is for another engine; 0: it is not
   bool borrowed = false;  // KV of it is another make's: like ours, and not to the bit
 
-  std::optional<PrefillJob> job;
-  std::optional<OutputText> text;  // none for jobs
+  std::optional<OutputText> text;
   RequestMetrics metrics;
   std::vector<TokenChoice> prompt_choices;  // with sampling.prompt_logprobs, as far as computed
 
   // Names it in timelines: prefill and decode use one number for a load.
-  uint64_t label() const { return job.has_value() ? job->request : load != 0 ? load : request.id; }
+  uint64_t label() const { return request.asked.value_or(load != 0 ? load : request.id); }
   size_t remaining() const { return tokens.size() - computed; }
   // What others computed of the prompt is of no use: its logits are wanted.
   bool wants_prompt() const {

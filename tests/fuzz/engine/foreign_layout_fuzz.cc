@@ -22,14 +22,14 @@ namespace {}  // namespace
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto said = parse_json({reinterpret_cast<const char*>(data), size}, "a layout");
   if (!said.ok()) return 0;
-  const auto layout = ForeignLayout::parse(*said);
+  auto layout = ForeignLayout::parse(*said);
   if (!layout.ok()) return 0;
   const auto again = ForeignLayout::parse(layout->say());
   expect(again.ok() && *again == *layout);
   const KvGeometry geometry{.layers = static_cast<int>(layout->layers.size()),
                             .kv_heads = static_cast<int>(layout->heads),
                             .head_dim = static_cast<int>(layout->head_size)};
-  if (!layout->fits(geometry).ok() || layout->bytes > 1 << 20) return 0;
+  if (!layout->place(geometry, layout->total_heads, 1, 0).ok() || layout->bytes > 1 << 20) return 0;
   const size_t blocks = (layout->block_tokens + 15) / 16;
   std::vector<uint16_t> memory(geometry.cache_bytes(blocks) / 2);
   std::iota(memory.begin(), memory.end(), uint16_t{0});

@@ -138,21 +138,24 @@ TEST_P(KvNames, AWaiterLearnsThatNoProcessListens) {
 
 // Of a group one is slow: the others are asked at once, and it when it is found.
 TEST_P(KvNames, ShardsAreAskedAsTheyAreFound) {
+  BatonConnectorOptions options = options_for("tcp", "prefill-1");
+  options.allow_pull = true;
+  const auto connector = make_or_fail(options);
+  TestPrefill other(*connector, test_layout(60), 3);
   KvLoad load = load_of(1, "");
-  load.shards = {slow, slow};
-  load.tokens = {1, 2, 3, 4};
-  load.blocks = {7};
-  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  load.shards = {slow, connector->address()};
+  ASSERT_TRUE(pair.decode->start(load, 40).ok());
   dns_asked.acquire();
-  EXPECT_TRUE(pair.decode_connector->end_load(1));
-  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
-  dns_answered.release();
   const auto turn = [&] {
-    pair.prefill->step();
-    pair.decode_connector->progress();
+    pair.step();
+    other.step();
   };
-  until([&] { return pair.prefill->jobs_seen() >= 2; }, turn);
-  until([&] { return pair.decode_connector->end_load(1); }, turn);
+  until([&] { return other.jobs_seen() == 1; }, turn);
+  EXPECT_EQ(pair.prefill->jobs_seen(), 0U);
+  dns_answered.release();
+  until([&] { return pair.decode->open() + pair.prefill->open_jobs() + other.open_jobs() == 0; },
+        turn);
+  EXPECT_EQ(pair.decode->load(1).verified, 6U) << pair.decode->load(1).status;
 }
 
 // Whose time is a test's.
