@@ -96,7 +96,11 @@ struct OwnMemory {
 class BatonConnector final : public KvConnector {
  public:
   BatonConnector(std::unique_ptr<Agent> agent, const BatonConnectorOptions& options, bool threads)
-      : options_(options), threads_(threads), agent_(agent.get()), own_(std::move(agent)), nonce_(nonce()) {}
+      : options_(options),
+        threads_(threads),
+        agent_(agent.get()),
+        own_(std::move(agent)),
+        nonce_(nonce()) {}
 
   absl::Status start() {
     KvSessionOptions session;

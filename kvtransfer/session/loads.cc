@@ -788,9 +788,8 @@ bool Loads::end_if_over(Load& load, Time now) {
   }
   if (!load.reads.empty() || (load.why.ok() && !complete)) return false;
   if (!load.hears) {
-    json done = {{"kind", "done"},
-                 {"transfer", load.order.from.transfer},
-                 {"ranks", core_.shard.ranks}};
+    json done = {
+        {"kind", "done"}, {"transfer", load.order.from.transfer}, {"ranks", core_.shard.ranks}};
     if (load.never) done.update({{"loads", load.order.loads}, {"never", true}});
     for (const Asked& asked : load.sources) {
       unsaid_.emplace_back(Key{asked.agent, load.order.from.transfer}, done);

@@ -95,20 +95,20 @@ class Loads {
     std::optional<KvShare> share;  // of the heads; none: by its name
     Time heard{}, looked{};        // looked: whether prefill is there
     std::optional<Time> asked;
-    bool answered = true;                     // what was asked last
-    std::shared_ptr<KvMover::Source> source;  // whose blocks are read
-    std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
-    size_t unknown_blocks = 0;                // in these and the next, and their parts
+    bool answered = true;                      // what was asked last
+    std::shared_ptr<KvMover::Source> source;   // whose blocks are read
+    std::vector<nlohmann::json> unknown;       // said to be ready before that, or to be written
+    size_t unknown_blocks = 0;                 // in these and the next, and their parts
     std::map<uint64_t, nlohmann::json> ahead;  // said to be ready, of which one before is to come
     uint64_t reading = 0, saying = 0;  // its numbers for this, as it answers and as it says ready
     uint64_t next = 0;                 // of what it says
-    size_t wrote = 0, writes = 0;  // messages of writes, as heard, and as it says in the end
-    bool called = false;           // for this load
-    bool known = false;            // it has answered: it knows what is wanted
-    bool told = false;             // it has said its last word, or is gone
-    bool said_done = false;        // to it
-    Time confirmed{};              // it keeps the blocks until then, at least
-    Time often = kNever;           // it has to be asked, by the lease that it grants
+    size_t wrote = 0, writes = 0;      // messages of writes, as heard, and as it says in the end
+    bool called = false;               // for this load
+    bool known = false;                // it has answered: it knows what is wanted
+    bool told = false;                 // it has said its last word, or is gone
+    bool said_done = false;            // to it
+    Time confirmed{};                  // it keeps the blocks until then, at least
+    Time often = kNever;               // it has to be asked, by the lease that it grants
   };
   struct Load {
     KvOrder order;
