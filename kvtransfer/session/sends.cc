@@ -287,10 +287,9 @@ void Sends::wanted(const std::string& sender, const json& message) {
   const std::string transfer = message.at("transfer").get<std::string>();
   // One that was met is met again where it takes us for another: of its first wants the second may
   // have come first.
-  const bool first =
-      known == readers_.end() ||
-      (message.contains("life") ? whole && message["life"] != known->second.life
-                                : message.value("first", json()) == true);
+  const bool first = known == readers_.end() ||
+                     (message.contains("life") ? whole && message["life"] != known->second.life
+                                               : message.value("first", json()) == true);
   if (first && (!whole || message.value("again", json()) == true)) {
     return say(sender, lost(sender, message));
   }
@@ -340,8 +339,9 @@ void Sends::forget(const std::string& reader) {
   readers_.erase(reader);
   unsaid_.erase(reader);
   for (auto& [transfer, send] : sends_) {
-    std::erase_if(send->readings, [&reader](Reading& reading) {
+    std::erase_if(send->readings, [&](Reading& reading) {
       if (reading.who != reader) return false;
+      if (reading.hears && reading.wants()) ++failed_;
       reading.gone = true;
       return !reading.hears && !reading.ended;
     });
@@ -716,8 +716,8 @@ bool Sends::step() {
         if (reading.hears && !reading.told_end) {
           messages.emplace_back(
               reading.who,
-              gone(send.transfer, send.outcome.ok() ? absl::CancelledError("prefill gave it up")
-                                                    : send.outcome));
+              gone(send.transfer,
+                   send.outcome.ok() ? absl::CancelledError("prefill gave it up") : send.outcome));
         }
       }
       numbers_.erase(send.number);

@@ -9,8 +9,8 @@
 //
 // Messages are not lost while both agents are there, but one may overtake another: ready is
 // numbered, a last word says how many writes come, and gone without a reason is no last word to a
-// reader that was served. A reader is gone when its agent says so, and never comes back as the same:
-// what it was told before it may not have heard.
+// reader that was served. A reader is gone when its agent says so, and never comes back as the
+// same: what it was told before it may not have heard.
 #pragma once
 
 #include <condition_variable>
@@ -81,7 +81,7 @@ class Sends {
   };
   // A reader of a transfer.
   struct Reading {
-    std::string who;  // its agent
+    std::string who;      // its agent
     uint64_t number = 0;  // no other reading has it
     uint64_t said = 0;    // messages of what is ready
     Reader reader;
