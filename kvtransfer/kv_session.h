@@ -70,7 +70,7 @@ struct KvSessionOptions {
   // Takes its place, and outlives the session's close(): with serve_metadata, named as said below.
   // Its messages are the session's.
   Agent* agent = nullptr;
-  std::unique_ptr<Agent> own_agent;  // instead of that: it ends with the session
+  std::shared_ptr<Agent> own_agent;  // instead of that: it ends with the session
   KvWorker shard;
   std::string name;  // unique among engines that meet; its agents are name/0, name/1 ...
   std::string host = "127.0.0.1";  // where others reach it

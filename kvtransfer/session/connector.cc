@@ -338,7 +338,7 @@ class BatonConnector final : public KvConnector {
   const bool threads_;
   std::unique_ptr<OwnMemory> memory_;
   Agent* const agent_;          // the session's
-  std::unique_ptr<Agent> own_;  // before it has it
+  std::shared_ptr<Agent> own_;  // before it has it
   std::unique_ptr<KvSession> session_;
   const std::string nonce_;  // no other connector's loads have such names
   KvLayout layout_;

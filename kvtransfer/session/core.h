@@ -21,7 +21,7 @@ constexpr uint32_t kMostRanks = 512;  // that a peer is believed
 
 struct Core {
   std::unique_ptr<KvMover> mover;  // outlives the agent, which reads its memory
-  std::unique_ptr<Agent> own;      // unless the agent is the caller's
+  std::shared_ptr<Agent> own;      // unless the agent is the caller's
   Agent* agent = nullptr;          // null: closed
   KvWorker shard;
   const Clock* clock = nullptr;

@@ -475,6 +475,7 @@ void Loads::move(Load& load, Time now) {
 absl::Status Loads::move(Load& load, size_t number, Time now) {
   Asked& asked = load.sources[number];
   if (asked.agent.empty() && !find_name(load, asked)) {
+    if (!load.why.ok()) return load.why;
     const absl::Status status = core_.agent->ask_metadata("", asked.address);
     asked.called = true;
     return status.ok() ? status : not_reached(asked, status);
@@ -769,7 +770,7 @@ void Loads::let_go(Load& load, Time now) {
 // Who reads the same transfer does not wait for one that was given up before it asked.
 void Loads::decline(const Load& load, Time now) {
   const Time left = load.order.timeout - (now - load.started);
-  if (load.why.ok() || load.order.loads == 0 || left <= Time{}) return;
+  if (load.why.ok() || load.order.loads < 2 || left <= Time{}) return;
   KvOrder order;
   order.from.transfer = load.order.from.transfer;
   order.loads = load.order.loads;
