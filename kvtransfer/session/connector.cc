@@ -338,7 +338,7 @@ class BatonConnector final : public KvConnector {
   const bool threads_;
   std::unique_ptr<OwnMemory> memory_;
   Agent* const agent_;          // the session's
-  std::unique_ptr<Agent> own_;  // before it has it
+  std::shared_ptr<Agent> own_;  // before it has it
   std::unique_ptr<KvSession> session_;
   const std::string nonce_;  // no other connector's loads have such names
   KvLayout layout_;
@@ -473,7 +473,6 @@ absl::Status BatonConnector::start_load(KvLoad load) {
       if (load.shards[other] != load.shards[rank]) continue;
       return invalid("two of its prefill workers have one address: name each rank's own");
     }
-    if (worker.agent == agent_->name()) return invalid("a worker cannot load from itself");
     absl::StrAppend(&record.from, record.from.empty() ? "" : " or ",
                     worker.agent.empty() ? worker.address : worker.agent);
   }

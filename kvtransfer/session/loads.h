@@ -66,6 +66,7 @@ class Loads {
     uint32_t layers = 0;  // that are here, from the first
     absl::Status status;
     bool over = false;
+    bool asked = false;     // a prefill, of which something may come
     bool unwanted = false;  // by the engine
     bool exact = false;
     Time took{}, reading{};
@@ -126,6 +127,8 @@ class Loads {
   };
 
   void begin(KvOrder order, uint64_t serial, Time now);
+  void advance(std::list<Load>::iterator next, Time now,
+               const std::map<KvRequestId, Time>& renewals);
   absl::Status set_up(Load& load);
   absl::Status add_sources(Load& load);
   View* view_of(const Load& load);  // null: the engine has ended it
@@ -143,6 +146,7 @@ class Loads {
   absl::Status look(Load& load, Asked& asked, Time now);
   static absl::Status not_reached(const Asked& asked, const absl::Status& why);
   bool find_name(Load& load, Asked& asked);
+  bool may_ask(const Load& load);
   void ask(const Load& load, Asked& asked, Peer& peer, Time now);
   void follow_reads(Load& load, Time now);
   void let_go(Load& load, Time now);

@@ -352,6 +352,7 @@ void Sends::forget(const std::string& who) {
   for (auto& [transfer, send] : sends_) {
     for (Reading& reading : send->readings) {
       if (reading.who != who) continue;
+      if (reading.hears && reading.wants()) ++failed_;
       reading.gone = true;
       reading.ended |= !reading.hears;
     }
