@@ -568,11 +568,15 @@ absl::Status Loads::not_reached(const Asked& asked, const absl::Status& why) {
                                                "\": ", why.message()));
 }
 
+int64_t Loads::life_at(Time now) const {  // of no other agent of this name
+  return static_cast<int64_t>(turn_of(core_.agent->address()) ^ static_cast<uint64_t>(now.count()));
+}
+
 // Whether prefill is there; asks it, or first how to reach it.
 absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   if (!peers_.contains(asked.agent)) forget_who_went();
   std::shared_ptr<Peer>& peer = peers_[asked.agent];
-  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = now.count()});
+  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
   if (is_there(asked.agent, *peer)) {
     ask(load, asked, *peer, now);
     return absl::OkStatus();
@@ -580,7 +584,7 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
-    peer = std::make_shared<Peer>(Peer{.life = now.count()});
+    peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
     if (asked.asked.has_value()) {
       return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
     }

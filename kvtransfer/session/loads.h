@@ -143,6 +143,7 @@ class Loads {
   absl::Status fetch(const Asked& asked, Peer& peer, Time now);
   void move(Load& load, Time now);
   absl::Status move(Load& load, size_t number, Time now);
+  int64_t life_at(Time now) const;
   absl::Status look(Load& load, Asked& asked, Time now);
   static absl::Status not_reached(const Asked& asked, const absl::Status& why);
   bool find_name(Load& load, Asked& asked);

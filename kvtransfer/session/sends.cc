@@ -346,16 +346,16 @@ void Sends::wanted(const std::string& sender, const json& message) {
 }
 
 // Its agent is gone, or it has begun anew. Locked.
-void Sends::forget(const std::string& who) {
-  readers_.erase(who);
-  unsaid_.erase(who);
+void Sends::forget(const std::string& reader) {
+  readers_.erase(reader);
+  unsaid_.erase(reader);
   for (auto& [transfer, send] : sends_) {
-    for (Reading& reading : send->readings) {
-      if (reading.who != who) continue;
+    std::erase_if(send->readings, [&](Reading& reading) {
+      if (reading.who != reader) return false;
       if (reading.hears && reading.wants()) ++failed_;
       reading.gone = true;
-      reading.ended |= !reading.hears;
-    }
+      return !reading.hears && !reading.ended;
+    });
   }
 }
 

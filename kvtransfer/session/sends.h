@@ -143,7 +143,7 @@ class Sends {
   void tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const;
   void look_who_went(Time now);
   nlohmann::json lost(const std::string& reader, const nlohmann::json& message) const;
-  void forget(const std::string& who);
+  void forget(const std::string& reader);
   void follow_writes(const Send& send, Reading& reading);
   void end_reading(const Send& send, Reading& reading, Time now, std::vector<Message>* messages);
   size_t count_readers(const nlohmann::json& message) const;
