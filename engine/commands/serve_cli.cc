@@ -307,8 +307,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics =
-             [agent = session->get()] { return kv_worker_metrics(agent); },
+         .more_metrics = [agent = session->get()] { return kv_worker_metrics(agent); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

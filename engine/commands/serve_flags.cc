@@ -161,10 +161,11 @@ void add_role_flags(CLI::App& app, ServeFlags& flags) {
                  "decode: ... and for a prefill worker to send a sign of life; 0: no limit")
       ->check(real_number(0, kDay))
       ->capture_default_str();
-  app.add_flag("--kv-push,!--kv-pull", flags.engine.push,
-               "decode: prefill writes a prompt's KV into this server's cache, or this server reads "
-               "it from prefill's (default: what this server asked for is written, what was handed "
-               "over by vLLM's kv_transfer_params is read)");
+  app.add_flag(
+      "--kv-push,!--kv-pull", flags.engine.push,
+      "decode: prefill writes a prompt's KV into this server's cache, or this server reads "
+      "it from prefill's (default: what this server asked for is written, what was handed "
+      "over by vLLM's kv_transfer_params is read)");
   app.add_option("--on-load-failure", flags.on_load_failure,
                  "decode: recompute a prompt whose KV does not arrive, or fail the request")
       ->check(one_of({"recompute", "fail"}))

@@ -10,10 +10,10 @@
 
 namespace baton::engine::handoff {
 
-using nlohmann::json;
 using kvtransfer::AgentListId;
 using kvtransfer::AgentTransferId;
 using kvtransfer::KvRun;
+using nlohmann::json;
 namespace {
 
 constexpr size_t kBatch = 256;  // blocks of one read, and bytes
@@ -28,8 +28,8 @@ struct CacheMover::TheirCache : Source {
   std::vector<uint64_t> starts;  // of the rows in that list, and its end
   bool exact = false;
   bool checks = true;  // it says checksums of its blocks
-  KvHeads heads;      // that it provides
-  bool ours = false;  // its blocks are of this make: they are read into this cache
+  KvHeads heads;       // that it provides
+  bool ours = false;   // its blocks are of this make: they are read into this cache
 };
 
 absl::StatusOr<std::shared_ptr<CacheMover::Source>> CacheMover::understand(const json& message) {
@@ -226,8 +226,8 @@ absl::Status CacheMover::Into::ready(size_t from, const json& parts) {
   return absl::OkStatus();
 }
 
-// Tokens of a layer are here, in this cache. A checksum would tell whether prefill's blocks were its
-// own still, which prefill itself knows here.
+// Tokens of a layer are here, in this cache. A checksum would tell whether prefill's blocks were
+// its own still, which prefill itself knows here.
 absl::Status CacheMover::Into::wrote(size_t from, const json& parts) {
   From& its = sources_[from];
   for (const json& part : parts) {

@@ -3,6 +3,8 @@
 
 #include <zlib.h>
 
+#include <algorithm>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
@@ -26,14 +28,15 @@ CacheMover::CacheMover(const KvCache& cache, std::optional<int> device, kvtransf
   const kvtransfer::Descriptor memory{.address = reinterpret_cast<uint64_t>(cache.base()),
                                       .bytes = cache.geometry().cache_bytes(cache.num_blocks()),
                                       .device = static_cast<uint64_t>(device.value_or(0))};
-  kvtransfer::KvLayout layout = kvtransfer::KvLayout::transposed_keys({.layers = static_cast<uint32_t>(own_.layers.size()),
-                                               .blocks = static_cast<uint32_t>(cache.num_blocks()),
-                                               .block_tokens = own_.block_tokens,
-                                               .total_heads = me.heads,
-                                               .first_head = own_.first_head,
-                                               .heads = own_.heads,
-                                               .head_size = own_.head_size,
-                                               .dtype = own_.dtype});
+  kvtransfer::KvLayout layout =
+      kvtransfer::KvLayout::transposed_keys({.layers = static_cast<uint32_t>(own_.layers.size()),
+                                             .blocks = static_cast<uint32_t>(cache.num_blocks()),
+                                             .block_tokens = own_.block_tokens,
+                                             .total_heads = me.heads,
+                                             .first_head = own_.first_head,
+                                             .heads = own_.heads,
+                                             .head_size = own_.head_size,
+                                             .dtype = own_.dtype});
   layout.model.weights = kOwnWeights;
   auto placed =
       kvtransfer::KvPlacement::of(std::move(layout), absl::MakeConstSpan(&memory, 1), kind());
@@ -67,8 +70,13 @@ absl::StatusOr<ForeignLayout> CacheMover::layout_in(const json& message) const {
   const bool alike = prints == identity_.fingerprint &&
                      (prints == name || identity_.model == identity_.fingerprint);
   if (name != identity_.model && !alike) {
-    return absl::FailedPreconditionError(absl::StrCat("it has another model: ", name.substr(0, 16),
-                                                      ", ours ", identity_.model.substr(0, 16)));
+    // An arithmetic follows a plus sign.
+    const auto brief = [](const std::string& of) {
+      return of.substr(0, 16) + of.substr(std::min(of.find('+', 1), of.size()));
+    };
+    return absl::FailedPreconditionError(
+        absl::StrCat("it has another model: ", brief(name), ", ours ", brief(identity_.model),
+                     ": give both the same checkpoint and --arithmetic"));
   }
   return ForeignLayout::parse(member(message, "kv"));
 }

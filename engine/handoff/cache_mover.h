@@ -110,7 +110,7 @@ class CacheMover : public kvtransfer::session::KvMover {
   kvtransfer::Agent& agent_;
   Staging& staging_;
   const Identity identity_;
-  Timeline* const timeline_;  // gets a span "transfer" for each read; may be null
+  Timeline* const timeline_;         // gets a span "transfer" for each read; may be null
   std::unique_ptr<KvMover> direct_;  // writes into others' caches
   std::map<size_t, kvtransfer::AgentListId> pieces_;  // of the staging memory, by their bytes
   std::map<uint32_t, kvtransfer::AgentListId> rows_;  // of the cache, by the first of their heads

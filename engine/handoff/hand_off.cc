@@ -14,12 +14,11 @@ absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache,
   const kvtransfer::Descriptor memory{.address = reinterpret_cast<uint64_t>(cache.base()),
                                       .bytes = geometry.cache_bytes(cache.num_blocks()),
                                       .device = static_cast<uint64_t>(device.value_or(0))};
-  const absl::Status status =
-      file >= 0 ? hand_off.agent()->register_mapped(memory, file)
-                : hand_off.agent()->register_memory(absl::MakeConstSpan(&memory, 1),
-                                                    device.has_value()
-                                                        ? kvtransfer::MemoryKind::kVram
-                                                        : kvtransfer::MemoryKind::kDram);
+  const absl::Status status = file >= 0 ? hand_off.agent()->register_mapped(memory, file)
+                                        : hand_off.agent()->register_memory(
+                                              absl::MakeConstSpan(&memory, 1),
+                                              device.has_value() ? kvtransfer::MemoryKind::kVram
+                                                                 : kvtransfer::MemoryKind::kDram);
   if (!status.ok()) return status;
   kvtransfer::KvWorker me = hand_off.options_.shard;
   me.heads = static_cast<uint32_t>(geometry.kv_heads) * me.ranks;

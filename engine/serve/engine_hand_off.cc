@@ -15,7 +15,7 @@ constexpr Time kTick = std::chrono::milliseconds(1);
 
 absl::Status Engine::start_sessions() {
   if (options_.hand_off == nullptr) return absl::OkStatus();
-  const absl::Status used = 
+  const absl::Status used =
       options_.hand_off->use_cache(memory_->cache(), runner_->device(), memory_->file());
   if (!used.ok()) return used;
   const auto layers = static_cast<uint32_t>(model_.config().num_layers);

@@ -78,8 +78,8 @@ absl::Status Engine::start() {
     runner_ = &cpu_.emplace(model_, pool_,
                             options_.leader != nullptr ? &options_.leader->exchange() : nullptr);
   }
-  absl::StatusOr<shard::KvMemory> memory = shard::KvMemory::make(
-      model_, options_.blocks, runner_, options_.hand_off != nullptr);
+  absl::StatusOr<shard::KvMemory> memory =
+      shard::KvMemory::make(model_, options_.blocks, runner_, options_.hand_off != nullptr);
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
   absl::Status status = runner_->prepare(options_.limits().workspace(model_));

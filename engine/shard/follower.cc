@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
     return absl::InvalidArgumentError("a follower is not rank 0, and has its own rank's part");
   }
   std::unique_ptr<Follower> follower(new Follower(group, model, options));
-  absl::StatusOr<KvMemory> memory = 
+  absl::StatusOr<KvMemory> memory =
       KvMemory::make(model, options.limits.blocks, nullptr, options.session != nullptr);
   if (!memory.ok()) return memory.status();
   follower->memory_ = *std::move(memory);

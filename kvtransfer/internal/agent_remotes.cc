@@ -335,7 +335,9 @@ absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
                               std::string_view payload, const absl::StatusOr<PeerId>& peer) {
   {
     std::lock_guard lock(mutex);
-    if (peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {
+    // A caller that asks for whoever is there hears from name_at() what came of it.
+    const bool once = kind == AgentFrameKind::kFetch && payload.empty();
+    if (!once && peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {
       std::erase_if(said, [&](const Said& old) {
         return old.host_port == host_port && old.kind == kind && old.payload == payload;
       });

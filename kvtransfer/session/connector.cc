@@ -96,7 +96,11 @@ struct OwnMemory {
 class BatonConnector final : public KvConnector {
  public:
   BatonConnector(std::unique_ptr<Agent> agent, const BatonConnectorOptions& options, bool threads)
-      : options_(options), threads_(threads), agent_(agent.get()), own_(std::move(agent)), nonce_(nonce()) {}
+      : options_(options),
+        threads_(threads),
+        agent_(agent.get()),
+        own_(std::move(agent)),
+        nonce_(nonce()) {}
 
   absl::Status start() {
     KvSessionOptions session;
@@ -334,7 +338,7 @@ class BatonConnector final : public KvConnector {
   const bool threads_;
   std::unique_ptr<OwnMemory> memory_;
   Agent* const agent_;          // the session's
-  std::unique_ptr<Agent> own_;  // before it has it
+  std::shared_ptr<Agent> own_;  // before it has it
   std::unique_ptr<KvSession> session_;
   const std::string nonce_;  // no other connector's loads have such names
   KvLayout layout_;
@@ -469,7 +473,6 @@ absl::Status BatonConnector::start_load(KvLoad load) {
       if (load.shards[other] != load.shards[rank]) continue;
       return invalid("two of its prefill workers have one address: name each rank's own");
     }
-    if (worker.agent == agent_->name()) return invalid("a worker cannot load from itself");
     absl::StrAppend(&record.from, record.from.empty() ? "" : " or ",
                     worker.agent.empty() ? worker.address : worker.agent);
   }

@@ -86,13 +86,11 @@ bool Loads::end(KvRequestId id) {
   const std::lock_guard lock(mutex_);
   const auto it = views_.find(id);
   if (it == views_.end()) return true;
-  if (it->second.over) {
-    views_.erase(it);
-    return true;
-  }
-  it->second.unwanted = true;
   core_.wake_thread();
-  return false;
+  const bool over = it->second.over || !it->second.asked;
+  it->second.unwanted = true;
+  if (over) views_.erase(it);
+  return over;
 }
 
 absl::Status Loads::renew(KvRequestId id, Time timeout) {
@@ -329,26 +327,34 @@ bool Loads::step() {
       for (Asked& asked : load.sources) asked.heard += deaf;
     }
   }
+  // Those that are over first: a new one may be of the same transfer.
+  advance(loads_.begin(), now, renewals);
+  const size_t known = loads_.size();
   for (auto& [order, serial] : orders) begin(std::move(order), serial, now);
-  for (Load& load : loads_) {
+  advance(std::next(loads_.begin(), static_cast<ptrdiff_t>(known)), now, renewals);
+  std::erase_if(unsaid_, [this](const auto& done) { return say_done(done.first, done.second); });
+  return !loads_.empty() || !unsaid_.empty();
+}
+
+void Loads::advance(std::list<Load>::iterator next, Time now,
+                    const std::map<KvRequestId, Time>& renewals) {
+  while (next != loads_.end()) {
+    const auto at = next++;
+    Load& load = *at;
     const auto renewed = renewals.find(load.order.id);
-    if (renewed == renewals.end() || load.reported) continue;
-    load.order.timeout =
-        renewed->second < kNever - now ? now - load.started + renewed->second : kNever;
-    for (Asked& asked : load.sources) asked.looked = now - kAsk;  // prefill hears of it
-  }
-  for (auto it = loads_.begin(); it != loads_.end();) {
-    move(*it, now);
-    const auto at = it++;
-    if (!end_if_over(*at, now)) continue;
-    for (const Asked& asked : at->sources) {
-      const auto key = by_key_.find({asked.agent, at->order.from.transfer});
-      if (key != by_key_.end() && key->second == &*at) by_key_.erase(key);
+    if (renewed != renewals.end() && load.wanted && !load.reported) {
+      load.order.timeout =
+          renewed->second < kNever - now ? now - load.started + renewed->second : kNever;
+      for (Asked& asked : load.sources) asked.looked = now - kAsk;  // prefill hears of it
+    }
+    move(load, now);
+    if (!end_if_over(load, now)) continue;
+    for (const Asked& asked : load.sources) {
+      const auto key = by_key_.find({asked.agent, load.order.from.transfer});
+      if (key != by_key_.end() && key->second == &load) by_key_.erase(key);
     }
     loads_.erase(at);
   }
-  std::erase_if(unsaid_, [this](const auto& done) { return say_done(done.first, done.second); });
-  return !loads_.empty() || !unsaid_.empty();
 }
 
 void Loads::begin(KvOrder order, uint64_t serial, Time now) {
@@ -469,6 +475,7 @@ void Loads::move(Load& load, Time now) {
 absl::Status Loads::move(Load& load, size_t number, Time now) {
   Asked& asked = load.sources[number];
   if (asked.agent.empty() && !find_name(load, asked)) {
+    if (!load.why.ok()) return load.why;
     const absl::Status status = core_.agent->ask_metadata("", asked.address);
     asked.called = true;
     return status.ok() ? status : not_reached(asked, status);
@@ -561,11 +568,15 @@ absl::Status Loads::not_reached(const Asked& asked, const absl::Status& why) {
                                                "\": ", why.message()));
 }
 
+int64_t Loads::life_at(Time now) const {  // of no other agent of this name
+  return static_cast<int64_t>(turn_of(core_.agent->address()) ^ static_cast<uint64_t>(now.count()));
+}
+
 // Whether prefill is there; asks it, or first how to reach it.
 absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   if (!peers_.contains(asked.agent)) forget_who_went();
   std::shared_ptr<Peer>& peer = peers_[asked.agent];
-  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = now.count()});
+  if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
   if (is_there(asked.agent, *peer)) {
     ask(load, asked, *peer, now);
     return absl::OkStatus();
@@ -573,7 +584,7 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
-    peer = std::make_shared<Peer>(Peer{.life = now.count()});
+    peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
     if (asked.asked.has_value()) {
       return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
     }
@@ -594,6 +605,14 @@ absl::Status Loads::fetch(const Asked& asked, Peer& peer, Time now) {
   return core_.agent->ask_metadata(asked.agent, asked.address);
 }
 
+// False: the engine has ended it. From here on something of it may come.
+bool Loads::may_ask(const Load& load) {
+  const std::lock_guard lock(mutex_);
+  View* const view = view_of(load);
+  if (view != nullptr) view->asked = true;
+  return view != nullptr;
+}
+
 // A question is a sign of life too. One at a time: those of ten thousand loads are many.
 void Loads::ask(const Load& load, Asked& asked, Peer& peer, Time now) {
   if (load.incoming == nullptr) {
@@ -607,7 +626,7 @@ void Loads::ask(const Load& load, Asked& asked, Peer& peer, Time now) {
     asked.looked = now;
     return;
   }
-  if (peer.full == steps_) return;
+  if (peer.full == steps_ || !may_ask(load)) return;
   const absl::Status told = say(peer, asked.agent, want_of(load, asked, peer, now));
   if (absl::IsResourceExhausted(told)) return;
   asked.asked = asked.looked = now;  // silence ends what waits for an answer
@@ -755,7 +774,7 @@ void Loads::let_go(Load& load, Time now) {
 // Who reads the same transfer does not wait for one that was given up before it asked.
 void Loads::decline(const Load& load, Time now) {
   const Time left = load.order.timeout - (now - load.started);
-  if (load.why.ok() || load.order.loads == 0 || left <= Time{}) return;
+  if (load.why.ok() || load.order.loads < 2 || left <= Time{}) return;
   KvOrder order;
   order.from.transfer = load.order.from.transfer;
   order.loads = load.order.loads;
@@ -788,9 +807,8 @@ bool Loads::end_if_over(Load& load, Time now) {
   }
   if (!load.reads.empty() || (load.why.ok() && !complete)) return false;
   if (!load.hears) {
-    json done = {{"kind", "done"},
-                 {"transfer", load.order.from.transfer},
-                 {"ranks", core_.shard.ranks}};
+    json done = {
+        {"kind", "done"}, {"transfer", load.order.from.transfer}, {"ranks", core_.shard.ranks}};
     if (load.never) done.update({{"loads", load.order.loads}, {"never", true}});
     for (const Asked& asked : load.sources) {
       unsaid_.emplace_back(Key{asked.agent, load.order.from.transfer}, done);

@@ -66,6 +66,7 @@ class Loads {
     uint32_t layers = 0;  // that are here, from the first
     absl::Status status;
     bool over = false;
+    bool asked = false;     // a prefill, of which something may come
     bool unwanted = false;  // by the engine
     bool exact = false;
     Time took{}, reading{};
@@ -95,20 +96,20 @@ class Loads {
     std::optional<KvShare> share;  // of the heads; none: by its name
     Time heard{}, looked{};        // looked: whether prefill is there
     std::optional<Time> asked;
-    bool answered = true;                     // what was asked last
-    std::shared_ptr<KvMover::Source> source;  // whose blocks are read
-    std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
-    size_t unknown_blocks = 0;                // in these and the next, and their parts
+    bool answered = true;                      // what was asked last
+    std::shared_ptr<KvMover::Source> source;   // whose blocks are read
+    std::vector<nlohmann::json> unknown;       // said to be ready before that, or to be written
+    size_t unknown_blocks = 0;                 // in these and the next, and their parts
     std::map<uint64_t, nlohmann::json> ahead;  // said to be ready, of which one before is to come
     uint64_t reading = 0, saying = 0;  // its numbers for this, as it answers and as it says ready
     uint64_t next = 0;                 // of what it says
-    size_t wrote = 0, writes = 0;  // messages of writes, as heard, and as it says in the end
-    bool called = false;           // for this load
-    bool known = false;            // it has answered: it knows what is wanted
-    bool told = false;             // it has said its last word, or is gone
-    bool said_done = false;        // to it
-    Time confirmed{};              // it keeps the blocks until then, at least
-    Time often = kNever;           // it has to be asked, by the lease that it grants
+    size_t wrote = 0, writes = 0;      // messages of writes, as heard, and as it says in the end
+    bool called = false;               // for this load
+    bool known = false;                // it has answered: it knows what is wanted
+    bool told = false;                 // it has said its last word, or is gone
+    bool said_done = false;            // to it
+    Time confirmed{};                  // it keeps the blocks until then, at least
+    Time often = kNever;               // it has to be asked, by the lease that it grants
   };
   struct Load {
     KvOrder order;
@@ -126,6 +127,8 @@ class Loads {
   };
 
   void begin(KvOrder order, uint64_t serial, Time now);
+  void advance(std::list<Load>::iterator next, Time now,
+               const std::map<KvRequestId, Time>& renewals);
   absl::Status set_up(Load& load);
   absl::Status add_sources(Load& load);
   View* view_of(const Load& load);  // null: the engine has ended it
@@ -140,9 +143,11 @@ class Loads {
   absl::Status fetch(const Asked& asked, Peer& peer, Time now);
   void move(Load& load, Time now);
   absl::Status move(Load& load, size_t number, Time now);
+  int64_t life_at(Time now) const;
   absl::Status look(Load& load, Asked& asked, Time now);
   static absl::Status not_reached(const Asked& asked, const absl::Status& why);
   bool find_name(Load& load, Asked& asked);
+  bool may_ask(const Load& load);
   void ask(const Load& load, Asked& asked, Peer& peer, Time now);
   void follow_reads(Load& load, Time now);
   void let_go(Load& load, Time now);

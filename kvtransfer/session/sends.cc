@@ -295,10 +295,9 @@ void Sends::wanted(const std::string& sender, const json& message) {
   const std::string transfer = message.at("transfer").get<std::string>();
   // One that was met is met again where it takes us for another: of its first wants the second may
   // have come first.
-  const bool first =
-      known == readers_.end() ||
-      (message.contains("life") ? whole && message["life"] != known->second.life
-                                : message.value("first", json()) == true);
+  const bool first = known == readers_.end() ||
+                     (message.contains("life") ? whole && message["life"] != known->second.life
+                                               : message.value("first", json()) == true);
   if (first && (!whole || message.value("again", json()) == true)) {
     return say(sender, lost(sender, message));
   }
@@ -347,15 +346,16 @@ void Sends::wanted(const std::string& sender, const json& message) {
 }
 
 // Its agent is gone, or it has begun anew. Locked.
-void Sends::forget(const std::string& who) {
-  readers_.erase(who);
-  unsaid_.erase(who);
+void Sends::forget(const std::string& reader) {
+  readers_.erase(reader);
+  unsaid_.erase(reader);
   for (auto& [transfer, send] : sends_) {
-    for (Reading& reading : send->readings) {
-      if (reading.who != who) continue;
+    std::erase_if(send->readings, [&](Reading& reading) {
+      if (reading.who != reader) return false;
+      if (reading.hears && reading.wants()) ++failed_;
       reading.gone = true;
-      reading.ended |= !reading.hears;
-    }
+      return !reading.hears && !reading.ended;
+    });
   }
 }
 
@@ -731,8 +731,8 @@ bool Sends::step() {
         if (reading.hears && !reading.told_end) {
           messages.emplace_back(
               reading.who,
-              gone(send.transfer, send.outcome.ok() ? absl::CancelledError("prefill gave it up")
-                                                    : send.outcome));
+              gone(send.transfer,
+                   send.outcome.ok() ? absl::CancelledError("prefill gave it up") : send.outcome));
         }
       }
       numbers_.erase(send.number);

@@ -9,8 +9,8 @@
 //
 // Messages are not lost while both agents are there, but one may overtake another: ready is
 // numbered, a last word says how many writes come, and gone without a reason is no last word to a
-// reader that was served. A reader is gone when its agent says so, and never comes back as the same:
-// what it was told before it may not have heard.
+// reader that was served. A reader is gone when its agent says so, and never comes back as the
+// same: what it was told before it may not have heard.
 #pragma once
 
 #include <condition_variable>
@@ -77,12 +77,12 @@ class Sends {
   // A decode worker, for as long as its agent is there.
   struct Met {
     absl::StatusOr<Reader> reader;  // an error: it is refused
-    int64_t life = 0;    // of what it knows of us
-    uint64_t since = 0;  // the first number of a reading of this life
+    int64_t life = 0;               // of what it knows of us
+    uint64_t since = 0;             // the first number of a reading of this life
   };
   // A reader of a transfer.
   struct Reading {
-    std::string who;  // its agent
+    std::string who;      // its agent
     uint64_t number = 0;  // no other reading has it
     uint64_t said = 0;    // messages of what is ready
     Reader reader;
@@ -143,7 +143,7 @@ class Sends {
   void tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const;
   void look_who_went(Time now);
   nlohmann::json lost(const std::string& reader, const nlohmann::json& message) const;
-  void forget(const std::string& who);
+  void forget(const std::string& reader);
   void follow_writes(const Send& send, Reading& reading);
   void end_reading(const Send& send, Reading& reading, Time now, std::vector<Message>* messages);
   size_t count_readers(const nlohmann::json& message) const;

@@ -188,9 +188,8 @@ class Theirs : public Side {
     const size_t slot = (token % kTheirTokens) * 2 + (value ? 1 : 0);
     return reinterpret_cast<uint16_t*>(
         view_)[(static_cast<size_t>(layer) * kBlocks + block) * block_numbers() +
-                   (slot * static_cast<size_t>(heads_) + static_cast<size_t>(head - first_)) *
-                       kSize +
-                   static_cast<size_t>(element)];
+               (slot * static_cast<size_t>(heads_) + static_cast<size_t>(head - first_)) * kSize +
+               static_cast<size_t>(element)];
   }
 
  private:

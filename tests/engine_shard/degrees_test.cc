@@ -93,27 +93,24 @@ TEST_P(DegreePairs, SayWhatOneProcessSays) {
   expect_clean(prefill, kTight.blocks);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
-                         testing::Values(Case{"TwoToOne", 2, 1, Arithmetic::kFp32, "shm"},
-                                         Case{"OneToTwo", 1, 2, Arithmetic::kFp32, "shm"},
-                                         Case{"TwoToTwo", 2, 2, Arithmetic::kFp32, "shm"},
-                                         Case{"TwoToOneOverTcp", 2, 1, Arithmetic::kFp32, "tcp"},
-                                         Case{"OneToTwoOverTcp", 1, 2, Arithmetic::kFp32, "tcp"},
-                                         Case{"TwoToTwoInBf16", 2, 2, Arithmetic::kBf16, "shm"},
-                                         Case{"OneToTwoInBf16", 1, 2, Arithmetic::kBf16, "shm"},
-                                         Case{"FourToTwo", 4, 2, Arithmetic::kFp32, "shm"},
-                                         Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
-                                         Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm",
-                                              ranks_expert_checkpoint},
-                                         Case{"TwoToOnePushed", 2, 1, Arithmetic::kFp32, "shm",
-                                              ranks_checkpoint, true},
-                                         Case{"OneToTwoPushedOverTcp", 1, 2, Arithmetic::kFp32,
-                                              "tcp", ranks_checkpoint, true},
-                                         Case{"TwoToTwoPushed", 2, 2, Arithmetic::kFp32, "shm",
-                                              ranks_checkpoint, true},
-                                         Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm",
-                                              ranks_expert_checkpoint}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, DegreePairs,
+    testing::Values(
+        Case{"TwoToOne", 2, 1, Arithmetic::kFp32, "shm"},
+        Case{"OneToTwo", 1, 2, Arithmetic::kFp32, "shm"},
+        Case{"TwoToTwo", 2, 2, Arithmetic::kFp32, "shm"},
+        Case{"TwoToOneOverTcp", 2, 1, Arithmetic::kFp32, "tcp"},
+        Case{"OneToTwoOverTcp", 1, 2, Arithmetic::kFp32, "tcp"},
+        Case{"TwoToTwoInBf16", 2, 2, Arithmetic::kBf16, "shm"},
+        Case{"OneToTwoInBf16", 1, 2, Arithmetic::kBf16, "shm"},
+        Case{"FourToTwo", 4, 2, Arithmetic::kFp32, "shm"},
+        Case{"TwoToFour", 2, 4, Arithmetic::kFp32, "shm"},
+        Case{"OneToTwoWithExperts", 1, 2, Arithmetic::kFp32, "shm", ranks_expert_checkpoint},
+        Case{"TwoToOnePushed", 2, 1, Arithmetic::kFp32, "shm", ranks_checkpoint, true},
+        Case{"OneToTwoPushedOverTcp", 1, 2, Arithmetic::kFp32, "tcp", ranks_checkpoint, true},
+        Case{"TwoToTwoPushed", 2, 2, Arithmetic::kFp32, "shm", ranks_checkpoint, true},
+        Case{"TwoToOneWithExperts", 2, 1, Arithmetic::kFp32, "shm", ranks_expert_checkpoint}),
+    [](const auto& test) { return test.param.name; });
 
 // Below the caches of both, tiers: what they have is not asked for, and not computed for others.
 TEST(Degrees, TiersBesideHandOffsChangeNothing) {

@@ -234,7 +234,7 @@ def dead_decode_rank(model, expected):
 def refused_pairs(model, other):
     """What does not fit is not loaded; the answer is right all the same, and decode's log says why."""
     bf16 = ("--arithmetic", "bf16")
-    for prefill_flags, flags, decode_model, what in (((), (), other, "another model"), ((), bf16, model, "same checkpoint"),
+    for prefill_flags, flags, decode_model, what in (((), (), other, "another model"), ((), bf16, model, "another model"),
                                                      (bf16, (), model, "another model")):
         prefill = serve(model, "--role", "prefill", "-tp", 2, *prefill_flags)
         decode = serve(decode_model, "--role", "decode", "-tp", 2, "--min-remote-tokens", 16, *flags)
