@@ -194,7 +194,12 @@ absl::Status Agent::ask_metadata(std::string_view agent, std::string_view host_p
   if (!asks_dns(host_port)) return fetch_metadata(agent, host_port);
   const absl::StatusOr<PeerId> peer = impl_->look_up(std::string(host_port));
   if (peer.ok() && peer->generation == 0) return absl::OkStatus();
-  return impl_->fetch(agent, host_port, peer);
+  absl::Status asked = impl_->fetch(agent, host_port, peer);
+  if (!asked.ok()) {
+    std::lock_guard lock(impl_->mutex);
+    impl_->looked_up.erase(std::string(host_port));  // that is what came of it
+  }
+  return asked;
 }
 absl::StatusOr<std::string> Agent::name_at(std::string_view host_port) {
   if (absl::Status good = usable(); !good.ok()) return good;

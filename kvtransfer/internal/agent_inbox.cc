@@ -105,6 +105,8 @@ absl::StatusOr<std::string> Agent::Impl::name_at(std::string_view host_port) {
     peer = known->second;
     if (peer.generation != 0 && worker->peer_state(peer) == PeerState::kDown) {
       const absl::Status why = worker->peer_status(peer);
+      looked_up.erase(std::string(host_port));  // that is what came of it
+      callers.erase(known);                     // and not of what is asked from now on
       return absl::UnavailableError(why.ok() ? "its connection is down" : why.message());
     }
   }
