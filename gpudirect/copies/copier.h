@@ -42,8 +42,8 @@ class Copier {
   // the call nor the list is needed when it has returned. No copy may write what another reads. If
   // two write the same byte (layouts allow that), either value may win. To and from the host no
   // single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies wait for
-  // what is before them. After an error part of the list may still be copied. Pass `kernels` = false
-  // if this device's kernels do not reach all of the memory.
+  // what is before them. After an error part of the list may still be copied. Pass `kernels` =
+  // false if this device's kernels do not reach all of the memory.
   absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces, bool kernels = true);
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
