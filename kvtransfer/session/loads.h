@@ -60,7 +60,8 @@ class Loads {
   void close();
 
  private:
-  using Key = std::pair<std::string, std::string>;  // agent, transfer
+  static constexpr Time kAsk = std::chrono::milliseconds(250);  // between questions, at least
+  using Key = std::pair<std::string, std::string>;              // agent, transfer
   // What the engine sees of a load.
   struct View {
     uint32_t layers = 0;  // that are here, from the first

@@ -125,8 +125,10 @@ class Sends {
     Time until{};       // when they have to have come; 0: it does not say
     Time expires{};
   };
-  using Message = std::pair<std::string, nlohmann::json>;  // for whom
+  using Message = std::pair<std::string, nlohmann::json>;  // its reader first
 
+  // Says that there is nothing to read, or no longer.
+  static nlohmann::json gone(const std::string& transfer, const absl::Status& why = {});
   absl::StatusOr<Reader> meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
