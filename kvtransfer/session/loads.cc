@@ -288,7 +288,7 @@ absl::Status Loads::set_up(Load& load) {
   return absl::OkStatus();
 }
 
-// Whom it asks.
+// The prefill workers that the load asks.
 absl::Status Loads::add_sources(Load& load) {
   const KvTransfer& from = load.order.from;
   const KvWorker& me = core_.shard;

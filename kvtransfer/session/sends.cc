@@ -38,8 +38,8 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
   return send.number;
 }
 
-// Decode would take the blocks of one request for those of the other: neither has them, and who
-// asks hears so until neither of the two can be meant any more.
+// Decode would mix up the blocks of two requests with one name: it gets neither's, and readers hear
+// so for a lease, until neither request can be meant any more.
 void Sends::refuse(std::unique_lock<std::mutex>& lock, Send& send) {
   base::log_event(base::LogLevel::kWarning,
                   "two requests have the transfer_id \"%s\": the KV of neither is handed over",
@@ -144,7 +144,7 @@ bool Sends::may_still_come(const Send& send) const {
   return send.readings.size() < send.needed && core_.clock->now() < send.until && send.outcome.ok();
 }
 
-// Where no reader has come it may still.
+// Where no reader has come yet, one may still come.
 bool Sends::wants_more(const Send& send) const {
   if (send.dropped || send.refused || is_given_up(send)) return false;
   if (may_still_come(send)) return true;
