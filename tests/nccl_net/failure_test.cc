@@ -5,6 +5,28 @@
 namespace baton::nccl {
 namespace {
 
+TEST_P(BatonNet, StaleRequestsAreErrors) {
+  Lane lane(rig, 1'000);
+  void* const receive = lane.receive({{0, 1'000, 0}});
+  void* const send = lane.send({0, 1'000, 0});
+  lane.finish(send);
+  lane.finish(receive);
+  int done = 0;
+  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().test(reinterpret_cast<void*>(uintptr_t{0x1234567812345678}), &done, nullptr),
+            Result::kInvalidArgument);
+  // Their places have others now.
+  for (int i = 0; i < 31; ++i) lane.exchange({0, 8, 0}, 0);
+  void* const later = lane.receive({{0, 1'000, 0}});
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+  void* const again = lane.send({0, 1'000, 0});
+  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
+  lane.finish(again, nullptr, later, nullptr);
+  lane.close();
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+}
+
 // Promise(nccl): A comm that is closed with receives posted is closed at once, and no byte of it
 //   moves afterwards; the other side gets an error | receives are posted, the receiver closes, then
 //   the sender sends
