@@ -20,8 +20,8 @@ constexpr Time kAskAgain =
 constexpr Time kMargin = std::chrono::seconds(2);
 constexpr Time kLongestLeft = std::chrono::hours(24);
 constexpr Time kDeclineTimeout = std::chrono::seconds(10);
-constexpr size_t kMostUnknown =
-    1 << 20;  // blocks that are ready, of which prefill does not say what they are
+// Bytes of messages of what is ready, before prefill says what that is; and for each token.
+constexpr size_t kMostUnknown = 16 << 20, kMostOfToken = 64;
 
 absl::Status closed() { return absl::UnavailableError("the hand-off is closed"); }
 
@@ -183,7 +183,7 @@ void Loads::close() {
   }
 }
 
-void Loads::heard(const std::string& sender, const json& message) {
+void Loads::heard(const std::string& sender, const json& message, size_t bytes) {
   const auto known = peers_.find(sender);
   if (known == peers_.end()) return;
   const Time now = core_.clock->now();
@@ -198,6 +198,7 @@ void Loads::heard(const std::string& sender, const json& message) {
   Load& load = *it->second;
   Asked& asked = *std::find_if(load.sources.begin(), load.sources.end(),
                                [&sender](const Asked& each) { return each.agent == sender; });
+  if (message.contains("parts")) asked.unknown_bytes += bytes;
   answered(load, asked, message, now);
 }
 
@@ -232,7 +233,7 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
     const double most = std::clamp(lease * 511 / 512, 0.0, 86400.0);
     const Time held(static_cast<int64_t>(most * 1e9));
     const Time at(message.value("at", int64_t{0}));  // when this was asked
-    asked.confirmed = std::max(asked.confirmed, std::min(at, asked.asked.value_or(at)) + held);
+    asked.confirmed = std::max(asked.confirmed, std::min(at, asked.asked.value_or(now)) + held);
     if (held > Time{}) asked.often = held / 4;
     if (asked.source == nullptr) return;
     const uint32_t before = load.incoming->layers();
@@ -240,10 +241,9 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
     return note_layers(load, before);
   }
   if (kind != "ready" && kind != "wrote") return;
-  for (const json& part : message.at("parts")) asked.unknown_blocks += 1 + part.at(2).size();
   size_t whole = 0;
   for (const KvRun& run : load.order.runs) whole = std::max<size_t>(whole, run.tokens.end);
-  if (asked.unknown_blocks > std::max(kMostUnknown, 2 * core_.mover->layers() * whole)) {
+  if (asked.unknown_bytes > std::max(kMostUnknown, kMostOfToken * core_.mover->layers() * whole)) {
     return fail(load, absl::InvalidArgumentError(
                           "prefill keeps reporting blocks without describing its cache"));
   }
@@ -526,7 +526,7 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
           absl::StrCat("prefill ", asked.agent, " computes with another checkpoint or arithmetic"));
     }
   }
-  if (asked.ahead.empty()) asked.unknown_blocks = 0;
+  if (asked.ahead.empty()) asked.unknown_bytes = 0;
   for (const json& said : std::exchange(asked.unknown, {})) {
     if (absl::Status status = take(load, number, said); !status.ok()) return status;
   }
