@@ -337,7 +337,8 @@ void Sends::wanted(const std::string& sender, const json& message) {
   if (reading.hears) {
     const double asked = message.value("lease", seconds(lease_));
     const Time most = reading.push ? Time(std::chrono::hours(24)) : max_lease_;
-    const Time lease = asked < seconds(most) ? Time(static_cast<int64_t>(std::max(asked, 0.0) * 1e9)) : most;
+    const Time lease =
+        asked < seconds(most) ? Time(static_cast<int64_t>(std::max(asked, 0.0) * 1e9)) : most;
     // Where it has ended the engine may have its blocks back.
     if (reading.ended && !reading.finished()) return say(sender, gone(transfer, reading.why));
     reading.expires = now + lease;

@@ -18,20 +18,37 @@
 namespace baton::kvtransfer {
 namespace {
 
-constexpr Time kLease = std::chrono::hours(1);
-constexpr Time kTimeout = std::chrono::seconds(10);  // of the loads from the hostile peer
+constexpr Time kHour = std::chrono::hours(1);
+constexpr Time kTenSeconds = std::chrono::seconds(10);  // for loads from the hostile agent
 
 // What stands in the place of each field in turn. "@deep" becomes more brackets than are parsed.
 const std::vector<json>& nasty() {
-  static const std::vector<json> values = {
-      nullptr, true,      "",          "abc",        "@deep",   -1,      0,
-      0.5,     1e300,     -1e300,      1ULL << 60,   INT64_MIN, INT64_MAX, UINT64_MAX,
-      513,     UINT32_MAX, json::array(), json::object(), {{0, 0, {{7, 7}}}}, {1ULL << 60, 1ULL << 60}};
+  static const std::vector<json> values = {nullptr,
+                                           true,
+                                           "",
+                                           "abc",
+                                           "@deep",
+                                           -1,
+                                           0,
+                                           0.5,
+                                           1e300,
+                                           -1e300,
+                                           1ULL << 60,
+                                           INT64_MIN,
+                                           INT64_MAX,
+                                           UINT64_MAX,
+                                           513,
+                                           UINT32_MAX,
+                                           json::array(),
+                                           json::object(),
+                                           {{0, 0, {{7, 7}}}},
+                                           {1ULL << 60, 1ULL << 60}};
   return values;
 }
 
 // All that can be replaced in a message: its fields, and what is in them.
-std::vector<json::json_pointer> places_in(const json& value, const json::json_pointer& at = json::json_pointer()) {
+std::vector<json::json_pointer> places_in(const json& value,
+                                          const json::json_pointer& at = json::json_pointer()) {
   std::vector<json::json_pointer> out;
   const auto add = [&](const json::json_pointer& place, const json& inner) {
     out.push_back(place);
@@ -97,7 +114,7 @@ class SessionHostileTest : public ::testing::Test {
     options.agent = side.its.get();
     options.clock = &clock_;
     options.start_thread = false;
-    options.lease = options.max_lease = kLease;
+    options.lease = options.max_lease = kHour;
     return *session::make_direct_session(side.cache().dump(), std::move(options));
   }
   void turn() {
@@ -142,7 +159,7 @@ class SessionHostileTest : public ::testing::Test {
     name_ = absl::StrCat("good-", id_);
     send_ = from_->open(name_, 16);
     ASSERT_NE(send_, 0u);
-    KvOrder order{.id = id_, .from = from_->params_of(name_), .timeout = 24 * kLease};
+    KvOrder order{.id = id_, .from = from_->params_of(name_), .timeout = 24 * kHour};
     order.from.agent = "prefill";
     order.push = id_ % 3 == 1;
     if (id_ % 3 == 2) {
@@ -164,9 +181,9 @@ class SessionHostileTest : public ::testing::Test {
   }
   // Nothing of either cache has changed but that block, and all is released when leases are over.
   void check_all() {
-    clock_.advance(25 * kLease);
+    clock_.advance(25 * kHour);
     turn();
-    clock_.advance(2 * kLease);
+    clock_.advance(2 * kHour);
     until([&] {
       return std::all_of(goods_.begin(), goods_.end(),
                          [&](uint64_t send) { return released_.contains(send); });
@@ -254,7 +271,7 @@ class SessionHostileTest : public ::testing::Test {
                   .from = {.transfer = name,
                            .agent = "evil",
                            .address = absl::StrCat("127.0.0.1:", evil_.its->port())},
-                  .timeout = kTimeout};
+                  .timeout = kTenSeconds};
     order.push = how % 3 == 1;
     if (how % 3 == 2) {
       order.loads = 1;
@@ -275,7 +292,7 @@ class SessionHostileTest : public ::testing::Test {
     say("decode/0", {{"kind", "alive"}, {"transfer", name}});
     say("decode/0", {{"kind", "over"}, {"transfer", name}, {"code", 1}, {"why", "the test's"}});
     turn();
-    clock_.advance(kTimeout);
+    clock_.advance(kTenSeconds);
     until([&] { return loaded_.contains(id); });
     wants_.erase(name);
   }
@@ -448,7 +465,7 @@ TEST_F(SessionHostileTest, AsksThatTheEngineNeverLooksAtAreForgotten) {
     say_text("prefill/0", absl::StrReplaceAll(ask.dump(), {{"@", absl::StrCat(i, much)}}));
     if (i % 64 != 63) return;
     prefill_has_heard();
-    clock_.advance(25 * kLease);  // the ask is too old
+    clock_.advance(25 * kHour);  // the ask is too old
     prefill_has_heard();
   };
   mib_after(128, ask_often);  // buffers of the connection grow once
