@@ -1,7 +1,9 @@
 // Fuzzes what the two ends of a KV session are told: the input is a message in each line, from an
 // agent that decode loads from and prefill has blocks for. Whatever it says, a later message is
 // answered, and nothing is written but the blocks that were ordered.
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kvtransfer/session/direct_mover.h"
 #include "tests/fuzz/expect.h"
@@ -22,11 +24,12 @@ struct World {
       evil.its->messages();
       ours.its->messages();
     }
+    metadata = absl::BytesToHexString(*evil.its->metadata());
   }
   std::string evil_at() const { return absl::StrCat("127.0.0.1:", evil.its->port()); }
   void tell(const std::string& text) { expect(evil.its->notify("ours/0", text).ok()); }
 
-  void run(std::string_view input) {
+  void run(const std::string& input) {
     KvSessionOptions options;
     options.agent = ours.its.get();
     options.clock = &clock;
@@ -44,7 +47,10 @@ struct World {
       expect(session->load(std::move(order)).ok());
     }
     session->turn();
-    for (const std::string_view line : absl::StrSplit(input, '\n')) {
+    // What a seed cannot know.
+    const std::string text = absl::StrReplaceAll(
+        input, {{"4096", absl::StrCat(evil.address())}, {"@metadata", metadata}});
+    for (const absl::string_view line : absl::StrSplit(text, '\n')) {
       if (line.size() < 50000) tell(std::string(line));  // longer ones arrive out of order
     }
     const std::string marker = absl::StrCat("marker-", ++runs);
@@ -55,6 +61,7 @@ struct World {
         answered |= each.payload.find(marker) != std::string::npos;
       }
     }
+    for (int i = 0; i < 4; ++i) session->turn();
     clock.advance(std::chrono::hours(25));
     session->turn();
     session->close();
@@ -65,6 +72,7 @@ struct World {
 
   ManualClock clock;
   SessionSide ours{"ours/0", false}, evil{"evil/0", false};
+  std::string metadata;
   uint64_t runs = 0;
 };
 

@@ -122,7 +122,9 @@ class SessionHostileTest : public ::testing::Test {
       json heard = json::parse(each.payload);
       if (heard["kind"] == "want") wants_[heard["transfer"].get<std::string>()] = heard;
       const std::string transfer = heard.value("transfer", "");
+      EXPECT_GE(heard.value("lease", 0.0), 0) << where_;
       if (transfer.starts_with("probe-")) last_ = transfer;
+      if (transfer == "t") answer_ = heard["kind"];
     }
     from_->turn();
     into_->turn();
@@ -267,6 +269,9 @@ class SessionHostileTest : public ::testing::Test {
   KvRequestId begin_theirs(uint64_t how) {
     const KvRequestId id = ++loads_;
     const std::string name = absl::StrCat("theirs-", id);
+    if (evil_.its->has_remote("decode/0")) {
+      say("decode/0", of_prefill("", false)[0]);  // its last layout may have been refused
+    }
     KvOrder order{.id = id,
                   .from = {.transfer = name,
                            .agent = "evil",
@@ -303,6 +308,7 @@ class SessionHostileTest : public ::testing::Test {
   std::unique_ptr<KvSession> from_, into_;
   std::string metadata_, where_, last_, name_;
   std::map<std::string, json> wants_;
+  std::string answer_;  // the last for transfer "t"
   std::map<KvRequestId, absl::Status> loaded_;
   std::map<uint64_t, int> released_;
   std::vector<uint64_t> goods_;
@@ -366,7 +372,13 @@ TEST_F(SessionHostileTest, DecodeLivesWithEveryFieldOfPrefillsMessagesWrong) {
         other["transfer"] = name_;  // the good load's
         say("decode/0", other);
       }
+      const bool right = which < 2 && kind < 3 && !push;
+      if (right) until([&] { return loaded_.contains(id); });
       end_theirs(id);
+      if (right) {
+        EXPECT_TRUE(loaded_[id].ok()) << loaded_[id];
+        EXPECT_EQ(std::memcmp(decode_.block(kTheirs), evil_.block(5), kBytes), 0);
+      }
       if (number % 16 == 15) finish_good();
       if (HasFailure()) return;
     }
@@ -455,6 +467,12 @@ TEST_F(SessionHostileTest, AReaderThatBeginsAnewEachTimeDoesNotFillPrefillsMemor
     turn();
   });
   EXPECT_LT(grown, 10);
+  for (size_t i = 1000; i < 5000; ++i) {
+    json want = want_of("t", "pull");
+    want["life"] = i;
+    say("prefill/0", want);
+  }
+  until([&] { return answer_ == "gone"; });  // it is refused at last
   from_->drop(send);
 }
 
