@@ -21,20 +21,20 @@
 // the engine computes the prompt then. A load is over when no byte of it moves any more: one that
 // is written when prefill has said so, or is gone.
 //
-// What the caches look like is a mover's (kvtransfer/session/kv_mover.h): it lays blocks out for a
+// A mover (kvtransfer/session/kv_mover.h) knows the caches' layouts: it lays blocks out for a
 // reader, checks what was read by its checksums and puts it into place.
 //
 // Messages are JSON objects between agents. From decode: want (also a sign of life) and done. To
 // decode: layout, ready, wrote, alive, over and gone. docs/vllm.md is the manual of what they are
 // for.
 //
-// Threads: one engine thread calls everything but params_of() and stats(); a thread of the
-// session's own moves everything on. The engine's calls hold a lock for moments; restart(), drop()
+// Threads: one engine thread makes all calls but params_of() and stats(); the session's own thread
+// moves everything on. The engine's calls hold a lock for moments; restart(), drop()
 // and open() may wait for a block that is being read.
 //
-// Errors: those of KvSource. InvalidArgument: a load without KvLoad::transfer, or one that makes no
-// sense. AlreadyExists: its id is in use. FailedPrecondition: the session has no mover yet.
-// Unavailable: it is closed.
+// Errors: those of KvSource. InvalidArgument: a load without KvLoad::transfer, or with values out
+// of range. AlreadyExists: its id is in use. FailedPrecondition: the session has no mover yet.
+// Unavailable: the session is closed.
 #pragma once
 
 #include <cstddef>
@@ -131,7 +131,7 @@ struct KvLoaded {
 
 class KvSession : public KvSource {
  public:
-  // What Agent::create() says.
+  // Errors: those of Agent::create().
   static absl::StatusOr<std::unique_ptr<KvSession>> create(KvSessionOptions options);
   ~KvSession() override;
 
@@ -149,8 +149,8 @@ class KvSession : public KvSource {
   KvConnectorStats session_stats();
   // Host and port, as decode has to be told.
   const std::string& address() const;
-  // Hands out what came and moves everything on. Whether anything is under way. Of the thread that
-  // serves, or in its place.
+  // Hands out what came and moves everything on; true: anything is under way. Call it from the
+  // thread that serves, or in its place (start_thread = false).
   bool turn();
 
   // --- prefill -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class KvSession : public KvSource {
   // Held requests whose blocks became free since the last call.
   std::vector<uint64_t> released();
   std::optional<uint64_t> next_released();  // one of these
-  // What decode has to be told, for a transfer of this name. Of any thread.
+  // What decode has to be told for a transfer of this name. Any thread may call it.
   KvTransfer params_of(absl::string_view transfer) const;
 
   // --- decode: the calls of KvSource, and --------------------------------------------------------

@@ -1,6 +1,6 @@
-// The end that wants KV: asks prefill for the blocks of a prompt, reads them as they become ready,
-// and hands them to the mover, which checks them. What does not come in time has failed, and the
-// engine computes it. The messages are those of sends.h.
+// Decode's end, which wants KV: asks prefill for the blocks of a prompt, reads them as they become
+// ready, and hands them to the mover, which checks them. A load that does not come in time has
+// failed, and the engine computes the prompt. sends.h lists the messages.
 //
 // A load is over when nothing of it moves any more: then its blocks are the engine's alone. One
 // that prefill writes has heard prefill's last word by then, or prefill's agent is gone. One that
@@ -50,18 +50,18 @@ class Loads {
   std::string route();  // to the prefill that was asked last
 
   // --- the session's
-  // A layout, ready, alive or gone of `sender`'s, of so many bytes. May throw what nlohmann::json
-  // throws.
+  // Takes a message of prefill's, of so many bytes. May throw what nlohmann::json throws.
   void heard(const std::string& sender, const nlohmann::json& message, size_t bytes);
-  // Moves everything on. Whether anything is under way.
+  // Moves everything on. True: anything is under way.
   bool step();
-  // Ends what moves, where the agent does not end with the session.
+  // Ends open reads, where the agent outlives the session.
   void stop();
-  // When the agent is closed and nothing moves any more: what was under way has failed.
+  // Call it when the agent is closed and nothing moves any more: open loads fail.
   void close();
 
  private:
-  using Key = std::pair<std::string, std::string>;  // agent, transfer
+  static constexpr Time kAsk = std::chrono::milliseconds(250);  // between questions, at least
+  using Key = std::pair<std::string, std::string>;              // agent, transfer
   // What the engine sees of a load.
   struct View {
     uint32_t layers = 0;  // that are here, from the first

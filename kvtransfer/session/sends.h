@@ -1,6 +1,6 @@
-// The end that has the KV: shows readers which blocks are ready, with their checksums, or writes
-// them into blocks that a reader has named, and keeps them until they were read or their lease is
-// over.
+// Prefill's end, which has the KV: tells readers which blocks are ready, with their checksums, or
+// writes them into blocks that a reader has named. Blocks stay until they were read or their lease
+// is over.
 //
 // Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To
 // decode: layout, ready, wrote, alive, gone; and over, the last word to a reader that asked for the
@@ -60,14 +60,14 @@ class Sends {
   uint64_t failed();  // readers that were not served to the end
 
   // --- the session's
-  // Ends what is written, where the agent does not end with the session.
+  // Ends open writes, where the agent outlives the session.
   void stop();
-  // When the agent is closed: what is held is free.
+  // Call it when the agent is closed: releases all blocks that are held.
   void close();
-  // A want or a done of `sender`'s. May throw what nlohmann::json throws.
+  // Takes a want or a done of `sender`. May throw what nlohmann::json throws.
   void heard(const std::string& sender, const nlohmann::json& message);
-  // Copies what is computed, as far as that is quickly done, and ends what is over. Whether
-  // anything is under way.
+  // Copies computed blocks, at most some megabytes a call, and ends what is over. True: anything is
+  // under way.
   bool step();
   // There is more to copy at once.
   bool more() const { return more_; }
@@ -125,8 +125,10 @@ class Sends {
     Time until{};       // when they have to have come; 0: it does not say
     Time expires{};
   };
-  using Message = std::pair<std::string, nlohmann::json>;  // for whom
+  using Message = std::pair<std::string, nlohmann::json>;  // its reader first
 
+  // Says that there is nothing to read, or no longer.
+  static nlohmann::json gone(const std::string& transfer, const absl::Status& why = {});
   absl::StatusOr<Reader> meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);

@@ -31,7 +31,8 @@ namespace {
 constexpr int kTries = 32;  // addresses for a gate, before the kernel chooses one
 // Asking a pidfd costs a third of a small copy. Each call checks the gate anyway.
 constexpr Time kAskEvery = std::chrono::microseconds(50);
-constexpr const char* kEnded = "the peer has ended";
+constexpr const char* kEnded =
+    "the peer's process has ended: no bytes of it can be copied any more";
 
 void append(std::vector<iovec>& list, void* at, size_t bytes) {
   iovec& last = list.back();
