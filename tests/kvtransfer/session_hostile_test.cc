@@ -436,7 +436,7 @@ double mib_after(size_t times, Say say) {
   return (static_cast<double>(mallinfo2().uordblks) - before) / (1 << 20);
 }
 
-// With so much in it that 1,000 of them would be seen in the heap.
+// With so much in it that 300 of them would be seen in the heap.
 std::string much_of(const json& message) {
   static const std::string much(40000, 'x');
   const std::string text = message.dump();
@@ -446,28 +446,28 @@ std::string much_of(const json& message) {
 TEST_F(SessionHostileTest, NumbersWithGapsDoNotFillDecodesMemory) {
   for (const bool numbered : {true, false}) {
     const KvRequestId id = begin_theirs(0);
-    const double grown = mib_after(1000, [&](size_t i) {
+    const double grown = mib_after(700, [&](size_t i) {
       json ready = {{"kind", "ready"}, {"transfer", absl::StrCat("theirs-", id)}};
       ready["parts"] = json::array();
       if (numbered) ready["of"] = {1, (1ULL << 60) + i};
       say_text("decode/0", much_of(ready));
       turn();
     });
-    EXPECT_LT(grown, 24);
+    EXPECT_LT(grown, 22);
     end_theirs(id);
   }
 }
 
 TEST_F(SessionHostileTest, AReaderThatBeginsAnewEachTimeDoesNotFillPrefillsMemory) {
   const uint64_t send = from_->open("t", 16);
-  const double grown = mib_after(1000, [&](size_t i) {
+  const double grown = mib_after(300, [&](size_t i) {
     json want = want_of("t", "pull");
     want["life"] = i;
     say_text("prefill/0", much_of(want));
     turn();
   });
-  EXPECT_LT(grown, 10);
-  for (size_t i = 1000; i < 5000; ++i) {
+  EXPECT_LT(grown, 5);
+  for (size_t i = 300; i < 4200; ++i) {
     json want = want_of("t", "pull");
     want["life"] = i;
     say("prefill/0", want);
@@ -486,8 +486,8 @@ TEST_F(SessionHostileTest, AsksThatTheEngineNeverLooksAtAreForgotten) {
     clock_.advance(25 * kHour);  // the ask is too old
     prefill_has_heard();
   };
-  mib_after(128, ask_often);  // buffers of the connection grow once
-  EXPECT_LT(mib_after(1024, ask_often), 6);
+  mib_after(64, ask_often);  // buffers of the connection grow once
+  EXPECT_LT(mib_after(512, ask_often), 6);
 }
 
 }  // namespace
