@@ -10,13 +10,11 @@
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
 
+namespace baton::kvtransfer {
 namespace {
 
-using namespace baton;
-using namespace baton::kvtransfer;
-
-struct World {
-  World() {
+struct SessionWorld {
+  SessionWorld() {
     const std::string at = absl::StrCat("127.0.0.1:", ours.its->port());
     expect(evil.its->ask_metadata("ours/0", at).ok());
     expect(ours.its->ask_metadata("evil/0", evil_at()).ok());
@@ -77,9 +75,10 @@ struct World {
 };
 
 }  // namespace
+}  // namespace baton::kvtransfer
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static auto* const world = new World;
+  static auto* const world = new baton::kvtransfer::SessionWorld;
   world->run({reinterpret_cast<const char*>(data), size});
   return 0;
 }
