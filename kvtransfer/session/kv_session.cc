@@ -59,7 +59,7 @@ struct KvSession::Inside {
         const json message = json::parse(text);
         const std::string kind = message.at("kind").get<std::string>();
         const bool of_decode = kind == "want" || kind == "done";
-        return of_decode ? sends.heard(sender, message) : loads.heard(sender, message);
+        return of_decode ? sends.heard(sender, message) : loads.heard(sender, message, text.size());
       }
     } catch (const json::exception& error) {
       why = error.what();

@@ -414,7 +414,7 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
           absl::StrCat("prefill ", asked.agent, " computes with another checkpoint or arithmetic"));
     }
   }
-  if (asked.ahead.empty()) asked.unknown_blocks = 0;
+  if (asked.ahead.empty()) asked.unknown_bytes = 0;
   for (const json& said : std::exchange(asked.unknown, {})) {
     if (absl::Status status = take(load, number, said); !status.ok()) return status;
   }

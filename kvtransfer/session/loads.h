@@ -50,8 +50,8 @@ class Loads {
   std::string route();  // to the prefill that was asked last
 
   // --- the session's
-  // Takes a message of prefill's. May throw what nlohmann::json throws.
-  void heard(const std::string& sender, const nlohmann::json& message);
+  // Takes a message of prefill's, of so many bytes. May throw what nlohmann::json throws.
+  void heard(const std::string& sender, const nlohmann::json& message, size_t bytes);
   // Moves everything on. True: anything is under way.
   bool step();
   // Ends open reads, where the agent outlives the session.
@@ -100,7 +100,7 @@ class Loads {
     bool answered = true;                      // what was asked last
     std::shared_ptr<KvMover::Source> source;   // whose blocks are read
     std::vector<nlohmann::json> unknown;       // said to be ready before that, or to be written
-    size_t unknown_blocks = 0;                 // in these and the next, and their parts
+    size_t unknown_bytes = 0;                  // of these messages and the next
     std::map<uint64_t, nlohmann::json> ahead;  // said to be ready, of which one before is to come
     uint64_t reading = 0, saying = 0;  // its numbers for this, as it answers and as it says ready
     uint64_t next = 0;                 // of what it says

@@ -15,12 +15,13 @@ using nlohmann::json;
 constexpr Time kAskAgain = std::chrono::seconds(1);
 constexpr Time kMargin = std::chrono::seconds(2);
 constexpr Time kLongestLeft = std::chrono::hours(24);
-// Blocks that prefill reports before it has described its cache.
-constexpr size_t kMostUnknown = 1 << 20;
+// Bytes of messages that name ready blocks before prefill has described its cache: at least so
+// many, and so many for each token.
+constexpr size_t kMostUnknown = 16 << 20, kMostOfToken = 64;
 
 }  // namespace
 
-void Loads::heard(const std::string& sender, const json& message) {
+void Loads::heard(const std::string& sender, const json& message, size_t bytes) {
   const auto known = peers_.find(sender);
   if (known == peers_.end()) return;
   const Time now = core_.clock->now();
@@ -35,6 +36,7 @@ void Loads::heard(const std::string& sender, const json& message) {
   Load& load = *it->second;
   Asked& asked = *std::find_if(load.sources.begin(), load.sources.end(),
                                [&sender](const Asked& each) { return each.agent == sender; });
+  if (message.contains("parts")) asked.unknown_bytes += bytes;
   answered(load, asked, message, now);
 }
 
@@ -69,7 +71,7 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
     const double most = std::clamp(lease * 511 / 512, 0.0, 86400.0);
     const Time held(static_cast<int64_t>(most * 1e9));
     const Time at(message.value("at", int64_t{0}));  // when this was asked
-    asked.confirmed = std::max(asked.confirmed, std::min(at, asked.asked.value_or(at)) + held);
+    asked.confirmed = std::max(asked.confirmed, std::min(at, asked.asked.value_or(now)) + held);
     if (held > Time{}) asked.often = held / 4;
     if (asked.source == nullptr) return;
     const uint32_t before = load.incoming->layers();
@@ -77,10 +79,9 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
     return note_layers(load, before);
   }
   if (kind != "ready" && kind != "wrote") return;
-  for (const json& part : message.at("parts")) asked.unknown_blocks += 1 + part.at(2).size();
   size_t whole = 0;
   for (const KvRun& run : load.order.runs) whole = std::max<size_t>(whole, run.tokens.end);
-  if (asked.unknown_blocks > std::max(kMostUnknown, 2 * core_.mover->layers() * whole)) {
+  if (asked.unknown_bytes > std::max(kMostUnknown, kMostOfToken * core_.mover->layers() * whole)) {
     return fail(load, absl::InvalidArgumentError(
                           "prefill keeps reporting blocks without describing its cache"));
   }

@@ -446,6 +446,13 @@ bool Sends::step() {
       numbers_.erase(send.number);
       it = sends_.erase(it);
     }
+    // Those that are over, for an engine that does not look at them.
+    if (asked_.size() > awaited_) {
+      std::erase_if(asked_, [this](const std::string& transfer) {
+        const auto it = sends_.find(transfer);
+        return it == sends_.end() || !it->second->asked.has_value();
+      });
+    }
   }
   for (Message& message : messages) say(message.first, std::move(message.second));
   return busy || !unsaid_.empty();

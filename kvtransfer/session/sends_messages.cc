@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
+constexpr size_t kMostReadings = 4096;    // of a transfer, also of those that began anew
 constexpr size_t kMostUnsaid = 1 << 16;   // messages to a reader that takes none
 constexpr size_t kSumsAtOnce = 2000;      // in a message: a slow reader delays longer ones
 constexpr Time kLookForReaders = std::chrono::milliseconds(10);
@@ -44,6 +45,7 @@ void Sends::heard(const std::string& sender, const json& message) {
   }
   if (it == sends_.end() || readers == 0) return;
   Send& send = *it->second;
+  if (reading == nullptr && send.readings.size() >= kMostReadings) return;
   send.needed = std::max(send.needed, readers);
   if (reading == nullptr) reading = &send.readings.emplace_back(Reading{.who = sender});
   if (reading->hears && !(message.value("read", json()) == true)) reading->given_up = true;
@@ -129,7 +131,8 @@ void Sends::wanted(const std::string& sender, const json& message) {
   if (reading.hears) {
     const double asked = message.value("lease", seconds(lease_));
     const Time most = reading.push ? Time(std::chrono::hours(24)) : max_lease_;
-    const Time lease = asked < seconds(most) ? Time(static_cast<int64_t>(asked * 1e9)) : most;
+    const Time lease =
+        asked < seconds(most) ? Time(static_cast<int64_t>(std::max(asked, 0.0) * 1e9)) : most;
     // Where it has ended the engine may have its blocks back.
     if (reading.ended && !reading.finished()) return say(sender, gone(transfer, reading.why));
     reading.expires = now + lease;
@@ -148,6 +151,7 @@ void Sends::forget(const std::string& reader) {
       if (reading.who != reader) return false;
       if (reading.hears && reading.wants()) ++failed_;
       reading.gone = true;
+      reading.want.reset();
       return !reading.hears && !reading.ended;
     });
   }
@@ -179,6 +183,7 @@ bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader
     }
     std::erase_if(send.readings, [&](const Reading& each) { return &each == known; });
   }
+  if (send.readings.size() >= kMostReadings) return false;
   Reading reading{.who = sender,
                   .number = next_reading_++,
                   .reader = reader,

@@ -4,49 +4,14 @@
 
 #include <zlib.h>
 
-#include <nlohmann/json.hpp>
-
 #include "absl/strings/escaping.h"
-#include "kvtransfer/agent.h"
 #include "kvtransfer/session/direct_mover.h"
+#include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
-#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer {
 namespace {
-
-using nlohmann::json;
-
-constexpr size_t kBytes = 256, kBlocks = 8;
-
-std::unique_ptr<Agent> agent(const std::string& name, bool thread) {
-  AgentOptions options;
-  options.name = name;
-  options.serve_metadata = true;
-  options.progress_thread = thread;
-  options.worker.providers = {"tcp"};
-  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-  return *Agent::create(std::move(options));
-}
-
-struct SessionSide {
-  SessionSide(const std::string& name, bool thread)
-      : memory(kBytes * kBlocks), its(agent(name, thread)) {
-    const Descriptor range{address(), memory.size(), 0};
-    EXPECT_TRUE(its->register_memory(absl::MakeConstSpan(&range, 1)).ok());
-  }
-  uint64_t address() const { return reinterpret_cast<uint64_t>(memory.data()); }
-  std::byte* block(size_t number) { return memory.data() + number * kBytes; }
-  json cache() const {
-    return {{"identity", "a model"},
-            {"rows", {{address(), kBytes, 0, kBytes, kBlocks}}},
-            {"kinds", {{{"block_tokens", 16}, {"bytes", kBytes}, {"whole", "a test's"}}}},
-            {"layers", {0}}};
-  }
-  std::vector<std::byte> memory;
-  std::unique_ptr<Agent> its;
-};
 
 struct DirectSession : ::testing::Test {
   DirectSession() {

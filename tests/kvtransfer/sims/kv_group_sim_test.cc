@@ -4,6 +4,7 @@
 // ends.
 #include "tests/kvtransfer/kv_groups.h"
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -18,9 +19,9 @@ INSTANTIATE_TEST_SUITE_P(Ways, KvGroupsEitherWay, testing::Bool(),
                          [](const auto& way) { return way.param ? "pull" : "push"; });
 
 TEST_P(KvGroupsEitherWay, HeadsAreGatheredAndHandedOut) {
-  const auto seeds = static_cast<uint32_t>(rounds_of(48, 12));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
+  const Seeds seeds(rounds_of(48, 12));
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 1, degrees.prefill, degrees.decode, 100e6, lease(seconds(10)));
     for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 1 + groups.random()() % 60);
@@ -35,9 +36,9 @@ TEST_P(KvGroupsEitherWay, HeadsAreGatheredAndHandedOut) {
 }
 
 TEST_P(KvGroupsEitherWay, PrefillMayBeFirst) {
-  const auto seeds = static_cast<uint32_t>(rounds_of(40, 10));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
+  const Seeds seeds(rounds_of(40, 10));
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 100, degrees.prefill, degrees.decode, 100e6, lease(seconds(10)));
     const uint32_t tokens = 1 + groups.random()() % 60;
@@ -60,9 +61,9 @@ TEST_P(KvGroupsEitherWay, PrefillMayBeFirst) {
 //   prefill reports blocks whose writes have all ended
 TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
   size_t failed = 0, kept = 0, lost = 0;
-  const auto seeds = static_cast<uint32_t>(rounds_of(80, 16));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
+  const Seeds seeds(rounds_of(80, 16));
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 200, degrees.prefill, degrees.decode, 5e6, lease(milliseconds(50)));
     for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 20 + groups.random()() % 40);
@@ -97,7 +98,9 @@ TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
     groups.expect_all_free();
     groups.expect_intact();
   }
-  EXPECT_GT(failed, seeds / 3);
+  if (seeds.count() > 4) {
+    EXPECT_GT(failed, seeds.count() / 3);
+  }
   EXPECT_GT(kept, 0u) << "what came in time need not be computed again";
   EXPECT_GT(lost, 0u);
 }

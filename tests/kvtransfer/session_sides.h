@@ -1,0 +1,47 @@
+// An agent and a cache of one layer, for tests of sessions.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kvtransfer/agent.h"
+#include "tests/test.h"
+
+namespace baton::kvtransfer {
+
+using nlohmann::json;
+
+inline constexpr size_t kBytes = 256, kBlocks = 8;
+
+// Without `thread` it moves nothing while it is not called.
+inline std::unique_ptr<Agent> session_agent(const std::string& name, bool thread) {
+  AgentOptions options;
+  options.name = name;
+  options.serve_metadata = true;
+  options.progress_thread = options.serve_thread = thread;
+  options.worker.providers = {"tcp"};
+  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
+  return *Agent::create(std::move(options));
+}
+
+struct SessionSide {
+  SessionSide(const std::string& name, bool thread)
+      : memory(kBytes * kBlocks), its(session_agent(name, thread)) {
+    const Descriptor range{address(), memory.size(), 0};
+    EXPECT_TRUE(its->register_memory(absl::MakeConstSpan(&range, 1)).ok());
+  }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(memory.data()); }
+  std::byte* block(size_t number) { return memory.data() + number * kBytes; }
+  json cache() const {
+    return {{"identity", "a model"},
+            {"rows", {{address(), kBytes, 0, kBytes, kBlocks}}},
+            {"kinds", {{{"block_tokens", 16}, {"bytes", kBytes}, {"whole", "a test's"}}}},
+            {"layers", {0}}};
+  }
+  std::vector<std::byte> memory;
+  std::unique_ptr<Agent> its;
+};
+
+}  // namespace baton::kvtransfer
