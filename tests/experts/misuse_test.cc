@@ -277,11 +277,12 @@ TEST_P(ExpertsMisuse, AListThatCannotBeEndsTheObject) {
       ASSERT_EQ((*experts)->combine(*received, weights, out.data(), 32), absl::OkStatus());
       if (comm.rank() == 0) {
         const Geometry geometry(small(), 0, 2);
-        auto& round =
-            *reinterpret_cast<uint64_t*>(window + geometry.rows_at(0, 1) - geometry.list_bytes(1));
-        const std::atomic_ref<uint64_t> now(round);
-        until([&] { return now.load() == 1; }, [&] { comm.progress(); });
-        now = ~uint64_t{0};
+        // A list begins with its round, of 8 bytes, which need not be aligned to 8.
+        auto* const round =
+            reinterpret_cast<uint32_t*>(window + geometry.rows_at(0, 1) - geometry.list_bytes(1));
+        const std::atomic_ref<uint32_t> low(round[0]), high(round[1]);
+        until([&] { return low.load() == 1; }, [&] { comm.progress(); });
+        low = high = ~uint32_t{0};
         if (blocks) {
           EXPECT_TRUE(absl::IsDataLoss(dispatch().status()));
         }
