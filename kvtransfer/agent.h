@@ -290,8 +290,9 @@ class Agent {
   // a name is looked up by another thread, and the call is made again, some times a second, until
   // has_remote(). One of them says what failed in looking it up.
   absl::Status ask_metadata(std::string_view agent, std::string_view host_port);
-  // Both with "" for an agent ask whoever is there, who has this name; "": it is not reached yet.
-  // An error: the last call there was refused, or went down.
+  // Both calls take "" for an agent whose name is not known. name_at() says the name of the agent
+  // at that address; "": it was not reached yet. An error: the last call there was refused, or went
+  // down.
   absl::StatusOr<std::string> name_at(std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);

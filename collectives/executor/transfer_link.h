@@ -245,8 +245,8 @@ class TransferLink final : public Link {
   std::array<std::array<TheirPlace, kSlots>, kLanes> their_places_;
   size_t staged_bytes_ = 0;
   uint64_t in_place_bytes_ = 0;
-  // Of each lane, the sequence of the last call whose descriptor it has sent: several calls that
-  // wait for places are announced once each.
+  // The sequence of the last call that each lane has announced: several calls that wait for places
+  // are announced once each.
   std::array<uint64_t, kLanes> announced_call_{};
   std::array<Write, kWrites> writes_;
   std::vector<std::byte> came_;    // packets, each behind its size

@@ -69,14 +69,14 @@ class CacheMover : public kvtransfer::session::KvMover {
   class Written;
   class Into;
 
-  // Of all caches of this make, where a plan compares them: layout_in() has compared the models.
+  // The weights' name in plans, for all caches of this engine: layout_in() has compared the models.
   static constexpr const char* kOwnWeights = "baton";
   static size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
     return (tokens + layout.block_tokens - 1) / layout.block_tokens;
   }
   // CRC-32, as zlib's.
   static uint32_t block_checksum(const std::byte* block, size_t bytes);
-  // Of the worker agent/k in an engine of `ranks`.
+  // The rank of worker agent/k in an engine of `ranks`.
   static uint32_t rank_of(const std::string& agent, uint32_t ranks);
   static uint32_t ranks_in(const Json& message) {
     return message.value("ranks", Json(1)).get<uint32_t>();

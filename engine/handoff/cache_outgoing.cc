@@ -210,7 +210,7 @@ class CacheMover::Shown : public Outgoing {
   }
 
   const Blocks& kept_;
-  // Of each row: of its first blocks.
+  // The checksums of each row's first blocks.
   std::vector<std::vector<std::optional<uint32_t>>> checksums_;
   size_t row_ = 0, first_ = 0;  // what is next, and of which blocks
   bool working_ = false;

@@ -56,7 +56,7 @@ struct EngineOptions {
   Time load_silence = patient(std::chrono::seconds(1));
   // Moves KV to and from other engines: computes prompts that these ask for, and serves requests
   // with hand_over, remote_prefill or prefill_address; null: these are refused, or computed here.
-  // Of rank 0, where there are several, all of which have one. It must outlive the engine.
+  // Rank 0's session; with several ranks each has its own. It must outlive the engine.
   handoff::HandOff* hand_off = nullptr;
   // Prefill writes KV into our blocks, or we read it out of prefill's. None: it writes what we have
   // asked it to compute, and what it hands over by name is read.

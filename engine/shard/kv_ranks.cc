@@ -85,7 +85,7 @@ absl::Status KvRanks::start_load(kvtransfer::KvLoad load) {
   return absl::OkStatus();
 }
 
-// Of a load that no rank makes: a call without blocks.
+// The call that a rank gets for a load in which it takes no part: it has no blocks.
 void KvRanks::decline(const kvtransfer::KvTransfer& from) {
   own_.decline(from);
   if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kStartLoad, .transfer = from});

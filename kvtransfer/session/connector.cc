@@ -410,7 +410,7 @@ void BatonConnector::unclaim(const Load& load, size_t blocks) {
   }
 }
 
-// Who is there. "": a host and port, which does not say it.
+// The worker at an address. Its agent is "" where a host and port do not say it.
 absl::StatusOr<KvTransfer::At> BatonConnector::at(const std::string& address) const {
   if (!address.starts_with("baton1:")) {
     const auto split = net::split_host_port(address);
@@ -595,7 +595,7 @@ absl::Status BatonConnector::save_layer(uint64_t job, uint32_t layer, uint32_t f
   return absl::OkStatus();
 }
 
-// What of a layer is saved without a gap.
+// Shows the blocks of a layer that are saved without a gap.
 void BatonConnector::show(uint64_t job, const Job& its, uint32_t layer) {
   const std::vector<uint32_t>& pages = its.pages[layer];
   const auto first = pages.begin() + static_cast<ptrdiff_t>(its.first[layer]);

@@ -79,7 +79,7 @@ struct Routes {
   absl::Status why;                // there can be none
 };
 
-// Of the routes to one peer, those that were made already.
+// The routes to one peer that were made already.
 class KnownRoutes {
  public:
   std::shared_ptr<const Routes> get(const KvShare& share, absl::FunctionRef<Routes()> make) {

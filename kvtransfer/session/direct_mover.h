@@ -23,8 +23,8 @@ namespace baton::kvtransfer::session {
 absl::StatusOr<std::unique_ptr<KvSession>> make_direct_session(std::string_view cache,
                                                                KvSessionOptions options);
 
-// Of a cache that is known by its placement, as connectors have it: no checksums are taken, so what
-// is read counts when prefill has said that its blocks were still held then.
+// For a cache that is known by its placement, as connectors have it. No checksums are taken: a read
+// counts when prefill has said that its blocks were still held then.
 std::unique_ptr<KvMover> make_direct_mover(Agent& agent, const KvPlacement& cache);
 
 }  // namespace baton::kvtransfer::session

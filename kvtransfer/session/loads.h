@@ -92,7 +92,7 @@ class Loads {
   };
   // A prefill's agent, in a load.
   struct Asked {
-    std::string agent;  // "": whoever is at the address
+    std::string agent;  // "": not known yet, the agent at the address
     std::string address;
     std::optional<KvShare> share;  // of the heads; none: by its name
     Time heard{}, looked{};        // looked: whether prefill is there

@@ -126,7 +126,7 @@ void Loads::learn(Asked& asked, Peer& peer, Time now) {
   }
 }
 
-// Where only an address is known. False: it is not reached yet.
+// Finds the agent's name where only an address is known. False: it is not reached yet.
 bool Loads::find_name(Load& load, Asked& asked) {
   const absl::StatusOr<std::string> found = core_.agent->name_at(asked.address);
   const std::string name = found.value_or("");
@@ -168,7 +168,7 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
     }
   }
   absl::Status status = fetch(asked, *peer, now);
-  // Who asks for a prompt to be computed does not wait until a prefill is started.
+  // A load that asks for a prompt does not wait until a prefill is started.
   if (status.ok() && load.hears && asked.called) {
     status = core_.agent->name_at(asked.address).status();
   }
@@ -283,7 +283,7 @@ void Loads::forget_who_went() {
   });
 }
 
-// Whether it was said, or no agent is there to hear it.
+// True: it was said, or the agent is gone.
 bool Loads::say_done(const Key& whom, const json& done) {
   const std::string& agent = whom.first;
   const auto known = peers_.find(agent);
@@ -329,7 +329,7 @@ void Loads::let_go(Load& load, Time now) {
   }
 }
 
-// Who reads the same transfer does not wait for one that was given up before it asked.
+// Other readers of the transfer must not wait for a load that was given up before it asked.
 void Loads::decline(const Load& load, Time now) {
   const Time left = load.order.timeout - (now - load.started);
   if (load.why.ok() || load.order.loads < 2 || left <= Time{}) return;

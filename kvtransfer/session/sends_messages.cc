@@ -107,7 +107,7 @@ void Sends::wanted(const std::string& sender, const json& message) {
   const bool sure = message.value("sure", json()) == true;
   const std::lock_guard lock(mutex_);
   if (!reader.ok()) {
-    // That it is done counts, even before the request comes.
+    // Its done counts, even before the request comes.
     if (!sure && awaited_ < kMostAwaited) entry(transfer);
     if (!hears) return;
     return say(sender, gone(transfer, absl::FailedPreconditionError(absl::StrCat(

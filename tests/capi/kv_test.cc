@@ -216,7 +216,7 @@ TEST_F(KvInC, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_kv_plan_create(here.agent, BATON_READ, nullptr, "there", theirs, nullptr, &plan,
                                  &error),
             BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_kv_plan_create(here.agent, BATON_READ, here.layout, "nobody", theirs, nullptr,
+  EXPECT_EQ(baton_kv_plan_create(here.agent, BATON_READ, here.layout, "absent", theirs, nullptr,
                                  &plan, &error),
             BATON_ERR_NOT_FOUND);
   EXPECT_EQ(plan, nullptr);

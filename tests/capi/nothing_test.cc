@@ -62,7 +62,7 @@ TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
     if (a == nullptr) {
       fails<Bytes>("metadata", [&](Bytes* out) { return baton_agent_metadata(a, out, &error); });
       fails<Bytes>("explain",
-                   [&](Bytes* out) { return baton_agent_explain(a, "nobody", out, &error); });
+                   [&](Bytes* out) { return baton_agent_explain(a, "absent", out, &error); });
     }
     fails<Bytes>("partial metadata", [&](Bytes* out) {
       return baton_agent_partial_metadata(a, 99, &whole, 1, 1, out, &error);
@@ -81,10 +81,10 @@ TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
       return baton_next_lost_message(a, &(*out)[0], &(*out)[1], &(*out)[2], &error);
     });
     fails<Number>("list", [&](Number* out) {
-      return baton_list_prepare(a, "nobody", BATON_DRAM, &whole, 1, out, &error);
+      return baton_list_prepare(a, "absent", BATON_DRAM, &whole, 1, out, &error);
     });
     fails<Number>("rows", [&](Number* out) {
-      return baton_list_prepare_strided(a, "nobody", BATON_DRAM, &row, 1, out, &error);
+      return baton_list_prepare_strided(a, "absent", BATON_DRAM, &row, 1, out, &error);
     });
     fails<Number>("registered",
                   [&](Number* out) { return baton_list_register(a, 99, &row, 1, out, &error); });
@@ -93,7 +93,7 @@ TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
                                  &error);
     });
     fails<Number>("direct", [&](Number* out) {
-      return baton_transfer_make_direct(a, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1, "nobody",
+      return baton_transfer_make_direct(a, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1, "absent",
                                         nullptr, 0, out, &error);
     });
     fails<Number>("between", [&](Number* out) {
@@ -101,7 +101,7 @@ TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
                                          1, nullptr, nullptr, 0, out, &error);
     });
     fails<baton_kv_plan*>("plan", [&](baton_kv_plan** out) {
-      return baton_kv_plan_create(a, BATON_READ, layout, "nobody", layout, nullptr, out, &error);
+      return baton_kv_plan_create(a, BATON_READ, layout, "absent", layout, nullptr, out, &error);
     });
     fails<Number>("of a plan", [&](Number* out) {
       return baton_kv_plan_make_transfer(a, nullptr, &request, nullptr, 0, out, &error);

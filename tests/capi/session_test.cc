@@ -45,7 +45,7 @@ struct SessionInC : ::testing::Test {
     baton_kv_session_order order = BATON_KV_SESSION_ORDER_INIT;
     order.id = ++loads;
     order.transfer = "t";
-    order.agent = "nobody";
+    order.agent = "absent";
     order.address = "127.0.0.1:1";
     order.runs = &run;
     order.run_count = 1;

@@ -18,10 +18,14 @@ struct SessionWorld {
     const std::string at = absl::StrCat("127.0.0.1:", ours.its->port());
     expect(evil.its->ask_metadata("ours/0", at).ok());
     expect(ours.its->ask_metadata("evil/0", evil_at()).ok());
-    while (!evil.its->has_remote("ours/0") || !ours.its->has_remote("evil/0")) {
+    const auto met = [this] {
+      return evil.its->has_remote("ours/0") && ours.its->has_remote("evil/0");
+    };
+    for (int turn = 0; turn < 1'000'000 && !met(); ++turn) {
       evil.its->messages();
       ours.its->messages();
     }
+    expect(met());
     metadata = absl::BytesToHexString(*evil.its->metadata());
   }
   std::string evil_at() const { return absl::StrCat("127.0.0.1:", evil.its->port()); }
