@@ -1,9 +1,5 @@
 // The KvConnector over a session and an agent of its own: what engines say of jobs and loads is
 // said to the session, whose names here are a load's key, or one of its own.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <random>
 #include <string>
@@ -22,9 +18,8 @@
 #include "kvtransfer/session/core.h"
 #include "kvtransfer/session/direct_mover.h"
 #include "transport/address.h"
-#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/cache_memory.h"
 #include "transport/base/threads/forks.h"
-#include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::kvtransfer {
@@ -59,39 +54,6 @@ KvTokens kept_tokens(const KvGroup& group, uint64_t first_token, uint64_t length
   const uint64_t window = group.window == 0 ? length : group.window;
   return {std::max(first_token, length > window ? length - window : 0), length};
 }
-
-// Memory of the connector's for a cache, that workers of this machine can map.
-struct OwnMemory {
-  void* base = MAP_FAILED;
-  size_t bytes = 0;
-  base::UniqueFd fd;
-  OwnMemory() = default;
-  OwnMemory(const OwnMemory&) = delete;
-  OwnMemory& operator=(const OwnMemory&) = delete;
-  ~OwnMemory() {
-    if (base != MAP_FAILED) munmap(base, bytes);
-  }
-  absl::Status allocate(size_t wanted, bool huge_pages) {
-    if (absl::Status fits = base::memory_fits("a KV cache", wanted); !fits.ok()) return fits;
-    bytes = wanted;
-    fd = base::UniqueFd(memfd_create("baton-kv-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (fd.valid() && ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0 &&
-        fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0) {
-      base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    }
-    if (base == MAP_FAILED) {  // a sandbox without memfd_create: others cannot map it then
-      fd = base::UniqueFd();
-      base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    }
-    if (base == MAP_FAILED) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for a KV cache of ", bytes, " bytes: make the cache smaller"));
-    }
-    if (huge_pages) madvise(base, bytes, MADV_HUGEPAGE);
-    madvise(base, bytes, MADV_POPULATE_WRITE);
-    return absl::OkStatus();
-  }
-};
 
 class BatonConnector final : public KvConnector {
  public:
@@ -163,18 +125,19 @@ class BatonConnector final : public KvConnector {
       cache.addresses.push_back(bytes);
       bytes += (buffer.bytes + kPage - 1) / kPage * kPage;
     }
-    auto memory = std::make_unique<OwnMemory>();
-    absl::Status status = memory->allocate(std::max(bytes, kPage), options_.huge_pages);
-    if (!status.ok()) return status;
-    const auto base = reinterpret_cast<uint64_t>(memory->base);
+    absl::StatusOr<base::CacheMemory> memory = base::CacheMemory::make(
+        {.bytes = std::max(bytes, kPage), .huge_pages = options_.huge_pages});
+    if (!memory.ok()) return memory.status();
+    const auto base = reinterpret_cast<uint64_t>(memory->data());
     for (uint64_t& address : cache.addresses) address += base;
-    const Descriptor range{base, memory->bytes, 0};
-    status = memory->fd.valid() ? agent_->register_mapped(range, memory->fd.get())
-                                : agent_->register_memory(absl::MakeConstSpan(&range, 1));
+    const Descriptor range{base, memory->size(), 0};
+    absl::Status status = memory->file() >= 0
+                              ? agent_->register_mapped(range, memory->file())
+                              : agent_->register_memory(absl::MakeConstSpan(&range, 1));
     if (status.ok()) status = use(std::move(cache));
     if (!status.ok()) return status;
-    memory_ = std::move(memory);
-    return memory_->base;
+    memory_ = *std::move(memory);
+    return memory_.data();
   }
 
   std::string address() const override { return agent_->address(); }
@@ -336,7 +299,7 @@ class BatonConnector final : public KvConnector {
   const base::MadeHere made_here_;
   const BatonConnectorOptions options_;
   const bool threads_;
-  std::unique_ptr<OwnMemory> memory_;
+  base::CacheMemory memory_;
   Agent* const agent_;          // the session's
   std::shared_ptr<Agent> own_;  // before it has it
   std::unique_ptr<KvSession> session_;

@@ -54,7 +54,10 @@ struct Wanted {
 class Shown : public KvMover::Outgoing {
  public:
   Shown(const Blocks& of, std::shared_ptr<const Readers> its, const json& want)
-      : kept_(of), reader_(std::move(its)), transfer_(want.at("transfer").get<std::string>()) {
+      : kept_(of), reader_(std::move(its)), wrote_{{"kind", "wrote"}} {
+    for (const char* const name : {"transfer", "load"}) {
+      if (want.contains(name)) wrote_[name] = want[name];
+    }
     if (!want.contains("runs")) return;
     for (const json& run : want["runs"]) {
       runs_.push_back({run.at(0).get<uint64_t>(),
@@ -201,10 +204,8 @@ class Shown : public KvMover::Outgoing {
                            {next_first_, blocks}, 0, sums);
       if (!why_.ok()) return why_;
     }
-    const json message = {
-        {"kind", "wrote"},
-        {"transfer", transfer_},
-        {"parts", {{wanted.layer, next_tokens_.begin, std::move(sums), next_tokens_.end}}}};
+    json message = wrote_;
+    message["parts"] = {{wanted.layer, next_tokens_.begin, std::move(sums), next_tokens_.end}};
     const KvRun& run = runs_[wanted.run];
     const std::vector<int64_t> theirs(run.blocks.begin(), run.blocks.end());
     AgentKvRequest request;
@@ -226,7 +227,7 @@ class Shown : public KvMover::Outgoing {
 
   const Blocks& kept_;
   const std::shared_ptr<const Readers> reader_;
-  const std::string transfer_;
+  json wrote_;  // what each of its messages says
   bool push_ = false;
   KvShare share_;
   std::vector<KvRun> runs_;               // the reader's; empty: it does not say what it wants

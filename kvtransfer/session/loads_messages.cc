@@ -34,6 +34,7 @@ void Loads::heard(const std::string& sender, const json& message, size_t bytes) 
   const auto it = by_key_.find({sender, message.at("transfer").get<std::string>()});
   if (it == by_key_.end()) return;
   Load& load = *it->second;
+  if (message.value("load", load.serial) != load.serial) return;  // of a load before this one
   Asked& asked = *std::find_if(load.sources.begin(), load.sources.end(),
                                [&sender](const Asked& each) { return each.agent == sender; });
   if (message.contains("parts")) asked.unknown_bytes += bytes;
@@ -220,6 +221,7 @@ json Loads::want_of(const Load& load, const Asked& asked, const Peer& peer, Time
   json want = whole ? core_.mover->about() : json::object();
   want["kind"] = "want";
   want["transfer"] = order.from.transfer;
+  want["load"] = load.serial;
   want["first"] = !peer.told;
   want["life"] = peer.life;
   if (whole && load.hears && asked.asked.has_value()) want["again"] = true;
@@ -320,6 +322,7 @@ void Loads::let_go(Load& load, Time now) {
     if (whole && load.order.push && !asked.told) continue;  // its last word is on its way
     const json done = {{"kind", "done"},
                        {"transfer", load.order.from.transfer},
+                       {"load", load.serial},
                        {"ranks", core_.shard.ranks},
                        {"loads", load.order.loads},
                        {"hears", true},

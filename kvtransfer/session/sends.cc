@@ -277,7 +277,7 @@ bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Me
                     fits.message());
     reading.why = fits;
     if (reading.hears) continue;
-    messages->emplace_back(reading.who, gone(send.transfer));
+    messages->emplace_back(reading.who, gone(send.transfer, reading.load));
     send.readings.erase(send.readings.begin() + static_cast<ptrdiff_t>(i--));
   }
   return room;
@@ -342,7 +342,7 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
   }
   if (late && !reading.push) reading.ended = true;
   if (late && !reading.push && reading.told_end && !reading.gone) {
-    messages->emplace_back(reading.who, gone(send.transfer, reading.why));  // after that word
+    messages->emplace_back(reading.who, gone(send.transfer, reading.load, reading.why));  // after that word
   }
   follow_writes(send, reading);
   if (was_wanted && !reading.wants() && !reading.finished()) ++failed_;
@@ -358,7 +358,7 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
     why = absl::CancelledError(reading.given_up ? "cancelled" : "prefill gave it up");
   }
   if (!reading.told_end && (whole || !why.ok()) && !reading.gone) {
-    json over = {{"kind", "over"}, {"transfer", send.transfer}};
+    json over = word("over", send.transfer, reading.load);
     if (why.ok()) {
       over["payload"] = absl::BytesToHexString(send.payload);
       over["writes"] = reading.written;
@@ -396,7 +396,9 @@ bool Sends::step() {
       } while (turn_bytes_ != before && !more_);
       if (send.dropped || send.refused) {
         std::erase_if(send.readings, [&](const Reading& reading) {
-          if (!reading.hears) messages.emplace_back(reading.who, gone(send.transfer));
+          if (!reading.hears) {
+            messages.emplace_back(reading.who, gone(send.transfer, reading.load));
+          }
           return !reading.hears;
         });
       }
@@ -439,7 +441,7 @@ bool Sends::step() {
         if (reading.hears && !reading.told_end) {
           messages.emplace_back(
               reading.who,
-              gone(send.transfer,
+              gone(send.transfer, reading.load,
                    send.outcome.ok() ? absl::CancelledError("prefill gave it up") : send.outcome));
         }
       }

@@ -84,6 +84,7 @@ class Sends {
   struct Reading {
     std::string who;      // its agent
     uint64_t number = 0;  // no other reading has it
+    uint64_t load = 0;    // decode's number of the load
     uint64_t said = 0;    // messages of what is ready
     Reader reader;
     std::shared_ptr<const nlohmann::json> want;
@@ -127,13 +128,17 @@ class Sends {
   };
   using Message = std::pair<std::string, nlohmann::json>;  // its reader first
 
-  // Says that there is nothing to read, or no longer.
-  static nlohmann::json gone(const std::string& transfer, const absl::Status& why = {});
+  // To a load of decode's, by its number there: a transfer may be loaded again, and one word must
+  // not be taken for another's.
+  static nlohmann::json word(const char* kind, const std::string& transfer, uint64_t load);
+  // There is nothing to read, or no longer.
+  static nlohmann::json gone(const std::string& transfer, uint64_t load,
+                             const absl::Status& why = {});
   absl::StatusOr<Reader> meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
   void refuse(std::unique_lock<std::mutex>& lock, Send& send);
-  Reading* find(Send& send, const std::string& sender);
+  Reading* find(Send& send, const std::string& sender, uint64_t load);
   bool is_shown(Send& send, const std::string& sender, const Reader& reader,
                 const nlohmann::json& message);
   absl::Status join(Send& send, const std::string& sender, const nlohmann::json& message);

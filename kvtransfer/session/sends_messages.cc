@@ -18,10 +18,19 @@ constexpr size_t kMostUnsaid = 1 << 16;   // messages to a reader that takes non
 constexpr size_t kSumsAtOnce = 2000;      // in a message: a slow reader delays longer ones
 constexpr Time kLookForReaders = std::chrono::milliseconds(10);
 
+// Decode's number of the load; 0: an older release, which says none.
+uint64_t load_in(const json& message) { return message.value("load", uint64_t{0}); }
+
 }  // namespace
 
-json Sends::gone(const std::string& transfer, const absl::Status& why) {
-  json out = {{"kind", "gone"}, {"transfer", transfer}};
+json Sends::word(const char* kind, const std::string& transfer, uint64_t load) {
+  json out = {{"kind", kind}, {"transfer", transfer}};
+  if (load != 0) out["load"] = load;
+  return out;
+}
+
+json Sends::gone(const std::string& transfer, uint64_t load, const absl::Status& why) {
+  json out = word("gone", transfer, load);
   if (!why.ok()) out.update({{"code", why.code()}, {"why", std::string(why.message())}});
   return out;
 }
@@ -35,7 +44,7 @@ void Sends::heard(const std::string& sender, const json& message) {
   const std::string transfer = message.at("transfer").get<std::string>();
   const std::lock_guard lock(mutex_);
   auto it = sends_.find(transfer);
-  Reading* reading = it == sends_.end() ? nullptr : find(*it->second, sender);
+  Reading* reading = it == sends_.end() ? nullptr : find(*it->second, sender, load_in(message));
   if (reading == nullptr && hears) return say(sender, lost(sender, message));
   // One of several gave up before it asked: those that ask do not wait for it.
   if (it == sends_.end() && message.value("never", json()) == true && readers > 1 &&
@@ -59,9 +68,10 @@ json Sends::lost(const std::string& reader, const json& message) const {
   const std::string transfer = message.at("transfer").get<std::string>();
   const auto known = readers_.find(reader);
   if (known != readers_.end() && message.value("reading", UINT64_MAX) >= known->second.since) {
-    return gone(transfer);
+    return gone(transfer, load_in(message));
   }
-  return gone(transfer, absl::UnavailableError("prefill had lost its connection to decode"));
+  return gone(transfer, load_in(message),
+              absl::UnavailableError("prefill had lost its connection to decode"));
 }
 
 // Learns how to reach a reader, and how its cache is laid out.
@@ -89,6 +99,7 @@ void Sends::wanted(const std::string& sender, const json& message) {
   const bool hears = message.value("hears", json()) == true;
   const bool whole = !hears || message.contains("runs");
   const std::string transfer = message.at("transfer").get<std::string>();
+  const uint64_t load = load_in(message);
   // One that was met is met again where it takes us for another: of its first wants the second may
   // have come first.
   const bool first = known == readers_.end() ||
@@ -110,31 +121,37 @@ void Sends::wanted(const std::string& sender, const json& message) {
     // Its done counts, even before the request comes.
     if (!sure && awaited_ < kMostAwaited) entry(transfer);
     if (!hears) return;
-    return say(sender, gone(transfer, absl::FailedPreconditionError(absl::StrCat(
-                                          "prefill cannot read what decode says of its cache: ",
-                                          reader.status().message()))));
+    return say(sender,
+               gone(transfer, load,
+                    absl::FailedPreconditionError(
+                        absl::StrCat("prefill cannot read what decode says of its cache: ",
+                                     reader.status().message()))));
   }
   const auto it = sends_.find(transfer);
-  if (hears && (it == sends_.end() || find(*it->second, sender) == nullptr)) {
+  if (hears && (it == sends_.end() || find(*it->second, sender, load) == nullptr)) {
     if (!whole) return say(sender, lost(sender, message));
     if (message.value("again", json()) == true) return;  // its first is on its way
   }
-  if (it == sends_.end() && (sure || awaited_ >= kMostAwaited)) return say(sender, gone(transfer));
+  if (it == sends_.end() && (sure || awaited_ >= kMostAwaited)) {
+    return say(sender, gone(transfer, load));
+  }
   Send& send = entry(transfer);  // where it is new: the request is still on its way here
   const bool here = !send.dropped && !send.refused && is_shown(send, sender, *reader, message);
-  if (!here) return say(sender, gone(transfer, send.outcome));
-  json answer = {{"kind", "alive"}, {"transfer", transfer}};
+  if (!here) return say(sender, gone(transfer, load, send.outcome));
+  json answer = word("alive", transfer, load);
   if (message.contains("at")) answer["at"] = message["at"];
   const Time now = core_.clock->now();
   send.expires = now + lease_;  // each want renews
-  Reading& reading = *find(send, sender);
+  Reading& reading = *find(send, sender, load);
   if (reading.hears) {
     const double asked = message.value("lease", seconds(lease_));
     const Time most = reading.push ? Time(std::chrono::hours(24)) : max_lease_;
     const Time lease =
         asked < seconds(most) ? Time(static_cast<int64_t>(std::max(asked, 0.0) * 1e9)) : most;
     // Where it has ended the engine may have its blocks back.
-    if (reading.ended && !reading.finished()) return say(sender, gone(transfer, reading.why));
+    if (reading.ended && !reading.finished()) {
+      return say(sender, gone(transfer, load, reading.why));
+    }
     reading.expires = now + lease;
     answer["lease"] = seconds(lease);
     answer["reading"] = reading.number;
@@ -168,16 +185,18 @@ Sends::Send& Sends::entry(const std::string& transfer) {
   return *send;
 }
 
-Sends::Reading* Sends::find(Send& send, const std::string& sender) {
+// A reader that hears may load one transfer again: each of its loads is a reading of its own.
+Sends::Reading* Sends::find(Send& send, const std::string& sender, uint64_t load) {
   for (Reading& reading : send.readings) {
-    if (reading.who == sender && !reading.gone) return &reading;
+    const bool same = !reading.hears || reading.load == load;
+    if (reading.who == sender && !reading.gone && same) return &reading;
   }
   return nullptr;
 }
 
 bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader,
                      const json& message) {
-  if (const Reading* known = find(send, sender); known != nullptr) {
+  if (const Reading* known = find(send, sender, load_in(message)); known != nullptr) {
     if (known->hears || !known->ended) {
       return known->shown == nullptr || known->shown->fits().ok();  // else it hears why
     }
@@ -186,6 +205,7 @@ bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader
   if (send.readings.size() >= kMostReadings) return false;
   Reading reading{.who = sender,
                   .number = next_reading_++,
+                  .load = load_in(message),
                   .reader = reader,
                   .want = std::make_shared<json>(message)};
   reading.hears = message.value("hears", json()) == true;
@@ -263,10 +283,10 @@ void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>*
   size_t room = kSumsAtOnce;
   const auto say = [&] {
     if (parts.empty()) return;
-    messages->emplace_back(reading.who, json{{"kind", "ready"},
-                                             {"transfer", send.transfer},
-                                             {"of", {reading.number, reading.said++}},
-                                             {"parts", std::exchange(parts, json::array())}});
+    json ready = word("ready", send.transfer, reading.load);
+    ready["of"] = {reading.number, reading.said++};
+    ready["parts"] = std::exchange(parts, json::array());
+    messages->emplace_back(reading.who, std::move(ready));
     room = kSumsAtOnce;
   };
   reading.told.resize(reading.shown->rows());

@@ -1,5 +1,5 @@
-// A session that reads blocks where they lie, and a prefill that says and does what a test wants:
-// it moves nothing while it is not called.
+// Sessions that read and write blocks where they lie. In DirectSession the prefill says and does
+// what a test wants: it moves nothing while it is not called.
 #include "kvtransfer/kv_session.h"
 
 #include <zlib.h>
@@ -24,8 +24,8 @@ struct DirectSession : ::testing::Test {
   }
   ~DirectSession() override { session->close(); }
 
-  // Orders a block of prefill's for this one here, which prefill hears.
-  void order(const std::string& transfer, uint32_t block) {
+  // Orders a block of prefill's for this one here, which prefill hears. Returns what it hears.
+  json order(const std::string& transfer, uint32_t block) {
     KvOrder order{.id = block,
                   .from = {.transfer = transfer,
                            .agent = "prefill",
@@ -52,6 +52,7 @@ struct DirectSession : ::testing::Test {
     json layout = prefill.cache();
     layout["kind"] = "layout";
     say(layout);
+    return want;
   }
   // It is prefill's block 5, and has this checksum.
   void ready(const std::string& transfer, uint32_t checksum) {
@@ -109,6 +110,106 @@ TEST_F(DirectSession, WhatHasFailedReadsNothingAnyMore) {
   EXPECT_TRUE(loaded().status.ok());
   EXPECT_EQ(*decode.block(4), std::byte{42});
   EXPECT_EQ(*decode.block(3), std::byte{0});
+}
+
+// A prefill may have been slow, and a name may be loaded again meanwhile.
+TEST_F(DirectSession, AWordToAnEarlierLoadOfTheTransferIsNotTakenForThisOne) {
+  const json first = order("t", 3);
+  clock.advance(std::chrono::seconds(11));
+  EXPECT_EQ(loaded().status.code(), absl::StatusCode::kDeadlineExceeded);
+  const json second = order("t", 4);
+  EXPECT_NE(first.at("load"), second.at("load"));
+  say({{"kind", "gone"}, {"transfer", "t"}, {"load", first.at("load")}});
+  ready("t", checksum());
+  EXPECT_TRUE(loaded().status.ok());
+  EXPECT_EQ(*decode.block(4), std::byte{42});
+}
+
+// Both ends are ours; nothing moves but by turn().
+struct TwoSessions : ::testing::Test {
+  std::unique_ptr<KvSession> session_of(SessionSide& side) {
+    KvSessionOptions options;
+    options.agent = side.its.get();
+    options.clock = &clock;
+    options.start_thread = false;
+    return *session::make_direct_session(side.cache().dump(), std::move(options));
+  }
+  ~TwoSessions() override {
+    from->close();
+    into->close();
+  }
+  void order(KvRequestId id) {
+    KvOrder order{.id = id, .from = from->params_of("t"), .timeout = std::chrono::seconds(10)};
+    order.from.workers = {{"prefill/0", from->address()}};
+    order.loads = 1;
+    order.push = push;
+    order.runs.push_back({0, {3}, {0, 16}});
+    EXPECT_TRUE(into->load(std::move(order)).ok());
+  }
+  void give(uint64_t send) {
+    ASSERT_NE(send, 0u);
+    std::memset(prefill.block(5), static_cast<int>(send), kBytes);
+    EXPECT_TRUE(from->save(send, 0, 0, {5}).ok());
+    from->hold(send);
+  }
+  void decode_alone(int turns) {
+    for (int i = 0; i < turns; ++i) into->turn();
+  }
+  KvLoaded loaded() {
+    std::optional<KvLoaded> out;
+    until([&] { return out.has_value(); },
+          [&] {
+            into->turn();
+            out = into->next_loaded();
+            if (!out.has_value()) from->turn();  // else it has not heard of that yet
+          });
+    return *out;
+  }
+
+  bool push = true;
+  ManualClock clock;
+  SessionSide prefill{"prefill/0", false}, decode{"decode/0", false};
+  std::unique_ptr<KvSession> from = session_of(prefill), into = session_of(decode);
+};
+
+// Prefill answers that the first load is over when the second has been ordered.
+TEST_F(TwoSessions, ATransferThatWasLoadedIsLoadedAgainAtOnce) {
+  for (KvRequestId id = 1; id < 6; ++id) {
+    order(id);
+    decode_alone(20);  // it said that it has all of the last one, and asks for this one
+    const uint64_t send = from->open("t", 16);
+    from->expect(send, 1, std::chrono::seconds(10));  // it ends with its last word to that one
+    give(send);
+    const KvLoaded here = loaded();
+    EXPECT_TRUE(here.status.ok()) << here.status;
+    EXPECT_EQ(std::memcmp(decode.block(3), prefill.block(5), kBytes), 0) << id;
+  }
+  EXPECT_EQ(into->session_stats().loads_failed, 0u);
+  EXPECT_EQ(from->session_stats().jobs_failed, 0u);
+}
+
+TEST_F(TwoSessions, ALoadThatWasGivenUpDoesNotEndTheNextOfItsTransfer) {
+  for (KvRequestId id = 1; id < 4; id += 2) {
+    push = id == 1;
+    const uint64_t send = from->open("t", 16);
+    order(id);
+    until([&] { return prefill.its->has_remote("decode/0"); },  // it has heard of the load
+          [&] {
+            into->turn();
+            from->turn();
+          });
+    decode_alone(20);
+    into->end_load(id);
+    EXPECT_EQ(loaded().status.code(), absl::StatusCode::kCancelled);
+    until([&] { return !into->turn(); }, [&] { from->turn(); });
+    order(id + 1);
+    decode_alone(20);
+    give(send);
+    const KvLoaded here = loaded();
+    EXPECT_EQ(here.id, id + 1);
+    EXPECT_TRUE(here.status.ok()) << here.status;
+    until([&] { return !into->turn() && !from->turn(); });
+  }
 }
 
 }  // namespace

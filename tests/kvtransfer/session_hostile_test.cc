@@ -215,6 +215,7 @@ class SessionHostileTest : public ::testing::Test {
     const bool push = kind == "push";
     want.update({{"hears", true},
                  {"session", 2},
+                 {"load", 7},
                  {"lease", 1.0},
                  {"groups", {0}},
                  {"push", push},
@@ -241,6 +242,7 @@ class SessionHostileTest : public ::testing::Test {
             {{"kind", "done"},
              {"transfer", t},
              {"ranks", 1},
+             {"load", 7},
              {"loads", 1},
              {"hears", true},
              {"reading", 1},
