@@ -11,7 +11,7 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/model_runner.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/limits/cache_memory.h"
 
 namespace baton::engine::shard {
 
@@ -40,15 +40,10 @@ class KvMemory {
   static absl::StatusOr<KvMemory> make(const Model& model, uint32_t blocks,
                                        ModelRunner* runner = nullptr, bool shared = false);
   KvCache& cache() { return *cache_; }
-  int file() const { return file_.get(); }  // -1: none
+  int file() const { return own_.file(); }  // -1: none
 
  private:
-  struct Unmap {
-    size_t bytes;
-    void operator()(std::byte* memory) const;
-  };
-  std::unique_ptr<std::byte, Unmap> own_;
-  base::UniqueFd file_;
+  base::CacheMemory own_;
   std::optional<KvCache> cache_;
 };
 
