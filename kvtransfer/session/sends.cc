@@ -132,11 +132,11 @@ void Sends::give(uint64_t number, std::string payload) {
   if (it != numbers_.end()) it->second->payload = std::move(payload);
 }
 
-// One rank of a load has given it up, or is gone: what the others read is of no use.
+// One rank of a load is not served to the end, or is gone: what the others read is of no use.
 bool Sends::is_given_up(const Send& send) {
   return send.shared_out &&
          std::any_of(send.readings.begin(), send.readings.end(),
-                     [](const Reading& reading) { return reading.given_up || reading.gone; });
+                     [](const Reading& reading) { return !reading.why.ok() || reading.gone; });
 }
 
 bool Sends::may_still_come(const Send& send) const {
@@ -302,11 +302,9 @@ bool Sends::is_read(const Send& send) const {
 void Sends::follow_writes(const Send& send, Reading& reading) {
   Agent& agent = *core_.agent;
   const bool ends = !reading.wants() || !send.outcome.ok() || send.dropped;
-  if (ends && !std::exchange(reading.aborted, true)) {
-    for (const auto& write : reading.writes) agent.abort(write.transfer).IgnoreError();
-  }
   size_t running = 0;
   std::erase_if(reading.writes, [&](const KvMover::Outgoing::Write& write) {
+    if (ends) agent.abort(write.transfer).IgnoreError();
     if (!ends && running == kLookAhead) return false;  // most end in their order
     const absl::StatusOr<AgentTransferState> state = agent.state(write.transfer);
     if (state.ok() && *state == AgentTransferState::kRunning) {
@@ -354,9 +352,7 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
   }
   absl::Status why = reading.why;
   if (why.ok() && !send.outcome.ok()) why = send.outcome;
-  if (why.ok() && (reading.given_up || send.dropped || send.refused)) {
-    why = absl::CancelledError(reading.given_up ? "cancelled" : "prefill gave it up");
-  }
+  if (why.ok() && (send.dropped || send.refused)) why = absl::CancelledError("prefill gave it up");
   if (!reading.told_end && (whole || !why.ok()) && !reading.gone) {
     json over = word("over", send.transfer, reading.load);
     if (why.ok()) {

@@ -94,16 +94,14 @@ class Sends {
     Time expires{};                                // of one that hears
     bool hears = false;                            // how it ends
     bool push = false;                             // it is written to
-    bool given_up = false;                         // by decode, before it was complete
     bool gone = false;                             // its agent
-    bool aborted = false;                          // its writes
     bool ended = false;                            // nothing is read or written for it any more
     bool told_end = false;                         // or there is no agent to be told
-    absl::Status why;                              // it will not be served to the end
+    absl::Status why;  // it will not be served to the end, or decode has given it up
     size_t written = 0;                            // messages that come with its writes
     uint64_t request = 0;                          // decode's number for it
-    bool wants() const { return !ended && !given_up && !gone && why.ok(); }
-    bool finished() const { return ended && !given_up && !gone && why.ok(); }
+    bool wants() const { return !ended && !gone && why.ok(); }
+    bool finished() const { return ended && !gone && why.ok(); }
   };
   struct Send {
     std::string transfer;

@@ -57,7 +57,9 @@ void Sends::heard(const std::string& sender, const json& message) {
   if (reading == nullptr && send.readings.size() >= kMostReadings) return;
   send.needed = std::max(send.needed, readers);
   if (reading == nullptr) reading = &send.readings.emplace_back(Reading{.who = sender});
-  if (reading->hears && !(message.value("read", json()) == true)) reading->given_up = true;
+  if (reading->hears && reading->why.ok() && message.value("read", json()) != true) {
+    reading->why = absl::CancelledError("cancelled");
+  }
   if (!reading->push) reading->ended = true;
   if (!reading->hears) reading->shown.reset();
 }

@@ -13,14 +13,14 @@ namespace baton::base {
 namespace {
 
 constexpr const char* kWhat = "a KV cache";
-constexpr size_t kPage = 4096;
+constexpr size_t kWholePages = 4096;
 
 }  // namespace
 
 void CacheMemory::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
 
 absl::StatusOr<CacheMemory> CacheMemory::make(const Wanted& wanted) {
-  const size_t bytes = (wanted.bytes + kPage - 1) / kPage * kPage;
+  const size_t bytes = (wanted.bytes + kWholePages - 1) / kWholePages * kWholePages;
   if (absl::Status fits = memory_fits(kWhat, bytes); !fits.ok()) return fits;
   CacheMemory out;
   void* mapped = MAP_FAILED;
