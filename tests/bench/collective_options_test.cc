@@ -29,7 +29,11 @@ TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
 }
 
 TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
-  const auto parsed = parse(Measured::kReduce, "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 -K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K --ordered --malloc --explain --no-pin --link 1Gb/s,50us");
+  const auto parsed =
+      parse(Measured::kReduce,
+            "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 "
+            "-K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K "
+            "--ordered --malloc --explain --no-pin --link 1Gb/s,50us");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
   const CollectivePerfOptions& options = *parsed;
   EXPECT_EQ(options.max_bytes, size_t{1} << 30);

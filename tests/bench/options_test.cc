@@ -24,7 +24,9 @@ TEST(KvBwOptions, DefaultsAreOneScatteredWriteOverShm) {
 }
 
 TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
-  const auto parsed = parse("--provider tcp --op both --pages 2 --page-bytes 64K --layout contiguous --set tcp.slice_kib=64 --inflight 4 --no-pin --iters 10");
+  const auto parsed = parse(
+      "--provider tcp --op both --pages 2 --page-bytes 64K --layout contiguous --set "
+      "tcp.slice_kib=64 --inflight 4 --no-pin --iters 10");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
   const KvBwOptions& options = *parsed;
   EXPECT_EQ(options.ops, (std::vector<Op>{Op::kWrite, Op::kRead}));
@@ -98,17 +100,14 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"--model llama3-9b", "did you mean llama3-8b?"},
         Bad{"--op swap", "is not one of write, read, both"}, Bad{"--pages 0", "pages"},
         Bad{"--pages many", "--pages"}, Bad{"--page-bytes 0", "at least one"},
-        Bad{"--pages 4G", "number of pages"},
-        Bad{"--pages 1G --page-bytes 1G", "1 TiB"},
+        Bad{"--pages 4G", "number of pages"}, Bad{"--pages 1G --page-bytes 1G", "1 TiB"},
         Bad{"--layout round", "is not one of scattered, contiguous"},
         Bad{"--model gpt-9", "llama3-8b"}, Bad{"--tp 2:1", "--model"},
         Bad{"--model llama3-8b --tp 2", "SOURCE:TARGET"},
         Bad{"--model llama3-8b --tp 3:1", "8 KV heads"},
-        Bad{"--model llama3-8b --tp 0:1", "8 KV heads"},
-        Bad{"--model kjv --pages 3", "--pages"},
-        Bad{"--model kjv --tokens 0", "whole number from 1"},
-        Bad{"--set tcp.sockets", "KEY=VALUE"}, Bad{"--inflight 0", "inflight"},
-        Bad{"--seconds -1", "seconds"},
+        Bad{"--model llama3-8b --tp 0:1", "8 KV heads"}, Bad{"--model kjv --pages 3", "--pages"},
+        Bad{"--model kjv --tokens 0", "whole number from 1"}, Bad{"--set tcp.sockets", "KEY=VALUE"},
+        Bad{"--inflight 0", "inflight"}, Bad{"--seconds -1", "seconds"},
         Bad{"--seconds nan", "is not a number from 0.01 to 3600"},
         Bad{"--iters ", "\"\" is not a whole number"},
         Bad{"--iters 12x", "\"12x\" is not a whole number"},
