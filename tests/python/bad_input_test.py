@@ -100,8 +100,9 @@ class Words(Pair):
                              lambda: a.partial_metadata(row, memory=kind), lambda: a.wait_remote("a", row, 1, kind)):
                     self.refused(baton.InvalidParamError, call, "baton.DRAM", repr(kind))
             local, remote = a.prepare(row), a.prepare(row, "a")
-            for op in ("WRITE", "COPY", 2, None):
-                self.refused(baton.InvalidParamError, lambda: a.transfer(op, local, [0], remote, [0]), "baton.WRITE", repr(op))
+            for op in ("WRITE", "COPY", 2, -1, 2 ** 32, 2 ** 32 + 1, 0.0, 1.0, None):
+                for call in (lambda: a.transfer(op, local, [0], remote, [0]), lambda: a.direct(op, row, row, "a")):
+                    self.refused(baton.InvalidParamError, call, "baton.WRITE", repr(op))
             move = a.transfer(baton.WRITE, local, [0], remote, [0])
             for what, word in (("text", "encode"), (7, "int"), (["x"], "list")):
                 for call in (lambda: a.notify("a", what), lambda: a.transfer(baton.WRITE, local, [0], remote, [0], what),
