@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "bench/report/bench_memory.h"
+#include "bench/report/dialogue.h"
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
@@ -36,33 +37,6 @@ bool split_pair(const std::string& text, uint32_t& a, uint32_t& b) {
   return second.ec == std::errc() && second.ptr == end;
 }
 
-// "host:port", "host", ":port", "[v6]:port", "port"; parts that are missing stay as they are.
-absl::Status split_address(const std::string& text, std::string& host, uint16_t& port) {
-  std::string digits;
-  const size_t colon = text.rfind(':');
-  if (text.find_first_not_of("0123456789") == std::string::npos) {
-    digits = text;
-  } else if (text.front() == '[') {
-    const size_t close = text.find(']');
-    if (close == std::string::npos) {
-      return absl::InvalidArgumentError("the [ has no ]: [IPV6]:PORT");
-    }
-    host = text.substr(1, close - 1);
-    if (close + 1 < text.size()) digits = text.substr(close + 2);
-  } else if (colon != std::string::npos && text.find(':') == colon) {
-    host = text.substr(0, colon);
-    digits = text.substr(colon + 1);
-  } else {
-    host = text;
-  }
-  if (digits.empty()) return absl::OkStatus();
-  const auto end = digits.data() + digits.size();
-  const auto number = std::from_chars(digits.data(), end, port);
-  if (number.ec == std::errc() && number.ptr == end) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("\"%s\" has no port from 0 to 65535: write host:port", text));
-}
-
 // Everything that CLI11 cannot check by itself.
 absl::Status finish(KvBwOptions& options, const std::string& op, const std::string& tp,
                     const std::string& listen) {
@@ -78,12 +52,9 @@ absl::Status finish(KvBwOptions& options, const std::string& op, const std::stri
     return split_address(listen, options.listen_host, options.listen_port);
   }
   if (!options.host.empty()) {
-    uint16_t port = KvBwOptions::kPort;
-    std::string host;
-    if (absl::Status status = split_address(options.host, host, port); !status.ok()) return status;
-    if (host.empty()) host = "127.0.0.1";
-    const bool v6 = host.find(':') != std::string::npos;
-    options.host = v6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+    auto where = server_address(options.host, KvBwOptions::kPort);
+    if (!where.ok()) return where.status();
+    options.host = *std::move(where);
   }
   return Workload::make(options.workload).status();
 }
@@ -102,7 +73,7 @@ std::string KvBwOptions::setting(const std::string& key, std::string fallback) c
 KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   KvBwOptions options;
   WorkloadSpec& work = options.workload;
-  std::string op = "write", layout = "scattered", tp, listen, sockets, congestion, memory = "host";
+  std::string op = "write", layout = "scattered", tp, listen, memory = "host";
   const std::string name = "baton kv_bw";
 
   CLI::App app(
@@ -157,12 +128,6 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   app.add_option("--inflight", options.inflight, "transfers in flight (default 1)")
       ->type_name("K")
       ->check(whole_number(1, 1024));
-  app.add_option("--sockets", sockets, "same as --set tcp.sockets=N")
-      ->check(whole_number(1, 64))
-      ->type_name("N");
-  app.add_option("--congestion", congestion, "same as --set tcp.congestion=NAME")
-      ->check(engine::command_line::not_empty())
-      ->type_name("NAME");
   engine::command_line::add_settings(app, options.settings);
   app.add_flag("--baselines,--rivals", options.baselines,
                "measure UCX too (tcp; needs ucx_perftest)");
@@ -191,8 +156,6 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   if (leave >= 0) return {.options = std::nullopt, .exit_status = leave};
   options.listen = listener->count() > 0;
   work.scattered = layout == "scattered";
-  if (!sockets.empty()) options.settings.emplace_back("tcp.sockets", sockets);
-  if (!congestion.empty()) options.settings.emplace_back("tcp.congestion", congestion);
   const auto refuse = [&name](const absl::Status& status) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
     return KvBwCommand{.options = std::nullopt, .exit_status = kUsage};

@@ -1,7 +1,5 @@
 // `baton kv_bw --suite`: its cases, the two measurements that are not bandwidth, and the table.
 
-#include <sys/resource.h>
-
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/kv/kv_bw.h"
 #include "bench/kv/kv_session.h"
+#include "bench/report/fast_clock.h"
 #include "transport/progress_thread.h"
 
 namespace baton::bench {
@@ -138,34 +137,23 @@ absl::StatusOr<Row> measure_submit(const KvBwOptions& options, Cores cores, bool
   return row;
 }
 
-double cpu_seconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 // The cost of a connected worker that has nothing to do, run by a ProgressThread.
 absl::StatusOr<Row> measure_idle(const KvBwOptions& options, Cores cores) {
   const auto session = KvSession::open(options, cores);
   if (!session.ok()) return session.status();
   Worker& worker = (*session)->worker();
-  double busy = 0;
+  Row row;
   {
     const ProgressThread thread(worker);
-    const double before = cpu_seconds();
+    const CpuMeter meter;
     absl::Status waited = worker.wait_until([] { return false; }, kIdleTime);
     if (!absl::IsDeadlineExceeded(waited)) return waited;
-    busy = cpu_seconds() - before;
+    row.cpu_percent = meter.percent();
   }
-  Row row;
   row.bench = "idle_worker";
   row.params["provider"] = options.provider;
   row.route = (*session)->route();
   row.seconds = std::chrono::duration<double>(kIdleTime).count();
-  row.cpu_percent = 100 * busy / row.seconds;
   return row;
 }
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/perftest/perf_output.h"
+#include "bench/report/fast_clock.h"
 
 namespace baton::bench {
 namespace {

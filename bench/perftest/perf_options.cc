@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <iostream>
 
 #include "CLI/CLI.hpp"
@@ -11,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "bench/report/dialogue.h"
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
@@ -69,24 +69,6 @@ constexpr std::array kOfQueuePairs = {"-d",
                                       "--retry_count",
                                       "-x",
                                       "--disable_pcie_relaxed"};
-
-// "host", "host:port", "[v6]:port" or a bare v6 address.
-absl::Status set_host(const std::string& text, PerfOptions& options) {
-  const size_t colon = text.rfind(':');
-  const bool bare_v6 = text.front() != '[' && text.find(':') != colon;
-  std::string host = bare_v6 ? absl::StrCat("[", text, "]") : text;
-  if (!bare_v6 && colon != std::string::npos && text.back() != ']') {
-    const char* end = text.data() + text.size();
-    const auto number = std::from_chars(text.data() + colon + 1, end, options.port);
-    if (number.ec != std::errc() || number.ptr != end) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("\"%s\" has no port from 0 to 65535: write host:port", text));
-    }
-    host = text.substr(0, colon);
-  }
-  options.host = absl::StrCat(host.empty() ? "127.0.0.1" : host, ":", options.port);
-  return absl::OkStatus();
-}
 
 // "mlx5_0,mlx5_1:2" and port 3: "mlx5_0:3,mlx5_1:2".
 std::string devices_with_port(const std::string& devices, const std::optional<uint64_t>& port) {
@@ -407,9 +389,9 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   }
   set_sizes(all, size, options);
   if (!host.empty()) {
-    if (absl::Status status = set_host(host, options); !status.ok()) {
-      return refuse(std::string(status.message()));
-    }
+    auto where = server_address(host, options.port);
+    if (!where.ok()) return refuse(std::string(where.status().message()));
+    options.host = *std::move(where);
   }
   const absl::Status status = finish(options, connection, margin->count() > 0);
   if (!status.ok()) return refuse(std::string(status.message()));

@@ -8,7 +8,6 @@
 #include "bench/perftest/perf_client.h"
 #include "bench/perftest/perf_options.h"
 #include "bench/report/report.h"
-#include "transport/clock.h"
 
 namespace baton::bench {
 
@@ -37,17 +36,5 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
                    const std::vector<PerfResult>& results);
 // A house row.
 Json row_json(const PerfOptions& options, const PerfHeader& header, const PerfResult& result);
-
-// The processor time that this process takes, as a share of one core.
-class CpuMeter {
- public:
-  CpuMeter();
-  // Since it was made.
-  double percent() const;
-
- private:
-  Time wall_;
-  Time used_;
-};
 
 }  // namespace baton::bench

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/perftest/perf_output.h"
 #include "bench/perftest/perf_sender.h"
 #include "bench/report/dialogue.h"
+#include "bench/report/fast_clock.h"
 
 namespace baton::bench {
 namespace {

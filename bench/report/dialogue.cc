@@ -1,6 +1,8 @@
 // The two sides of a benchmark: connecting, requests, refusals, the end.
 #include "bench/report/dialogue.h"
 
+#include <charconv>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -10,6 +12,40 @@ namespace {
 constexpr std::chrono::seconds kConnectTimeout(15);
 
 }  // namespace
+
+absl::Status split_address(const std::string& text, std::string& host, uint16_t& port) {
+  std::string digits;
+  const size_t colon = text.rfind(':');
+  if (text.find_first_not_of("0123456789") == std::string::npos) {
+    digits = text;
+  } else if (text.front() == '[') {
+    const size_t close = text.find(']');
+    if (close == std::string::npos) {
+      return absl::InvalidArgumentError("the [ has no ]: [IPV6]:PORT");
+    }
+    host = text.substr(1, close - 1);
+    if (close + 1 < text.size()) digits = text.substr(close + 2);
+  } else if (colon != std::string::npos && text.find(':') == colon) {
+    host = text.substr(0, colon);
+    digits = text.substr(colon + 1);
+  } else {
+    host = text;
+  }
+  if (digits.empty()) return absl::OkStatus();
+  const auto end = digits.data() + digits.size();
+  const auto number = std::from_chars(digits.data(), end, port);
+  if (number.ec == std::errc() && number.ptr == end) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("\"%s\" has no port from 0 to 65535: write host:port", text));
+}
+
+absl::StatusOr<std::string> server_address(const std::string& text, uint16_t port) {
+  std::string host;
+  if (absl::Status status = split_address(text, host, port); !status.ok()) return status;
+  if (host.empty()) host = "127.0.0.1";
+  const bool v6 = host.find(':') != std::string::npos;
+  return v6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
 
 absl::StatusOr<PeerId> connect_to_server(Worker& worker, const std::string& address,
                                          const std::string& provider, std::string_view server) {

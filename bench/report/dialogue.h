@@ -4,6 +4,7 @@
 // members. An answer {"error":TEXT} is a refusal; {"do":"bye"} gets none.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,11 @@ namespace baton::bench {
 
 // The time that the other side may take to prepare memory: large memory takes long to fault in.
 inline constexpr Time kAnswerTimeout = std::chrono::seconds(120);
+
+// "host:port", "host", ":port", "[v6]:port", "port"; parts that are missing stay as they are.
+absl::Status split_address(const std::string& text, std::string& host, uint16_t& port);
+// The same as "host:port", of this machine where it names no host.
+absl::StatusOr<std::string> server_address(const std::string& text, uint16_t port);
 
 // Connects to `address` (host:port or encoded) and waits until that is so. `server` says in words
 // what must run there: "`baton kv_bw --listen`". Unavailable when no server answers within 15 s.

@@ -17,4 +17,16 @@ namespace baton::bench {
 // to find out. Any thread.
 Time fast_now();
 
+// The processor time that this process takes, as a share of one core.
+class CpuMeter {
+ public:
+  CpuMeter();
+  // Since it was made.
+  double percent() const;
+
+ private:
+  Time wall_;
+  Time used_;
+};
+
 }  // namespace baton::bench

@@ -6,9 +6,9 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, TypeVar
 
-from ._library import Error, lib
+from ._library import Bytes, Error, lib, take
 from .errors import InvalidParamError, error_of
 
 
@@ -16,6 +16,22 @@ from .errors import InvalidParamError, error_of
 _PREFIXES = {"agent": ("agent", "destroy"), "connector": ("kv_connector", "destroy"), "endpoint": ("endpoint", "close"),
              "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy"), "window": ("window", "destroy"),
              "experts": ("experts", "destroy"), "session": ("kv_session", "destroy")}
+
+
+Self = TypeVar("Self", bound="Closing")
+
+
+class Closing:
+    """What `with` closes at its end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
 
 class Handle:
@@ -51,6 +67,18 @@ class Handle:
         if result < 0:
             raise error_of(result, error.text.decode(errors="replace"))
         return result
+
+    def bytes_of(self, function: Any, *arguments: Any) -> bytes:
+        """The bytes that a function gives in its last argument but the error."""
+        out = Bytes()
+        self.call(function, *arguments, ctypes.byref(out))
+        return take(out)
+
+    def counters_of(self, function: Any, kind: Any, *arguments: Any) -> Dict[str, int]:
+        """The counters that a function writes into a structure of this kind, by name."""
+        out = kind(ctypes.sizeof(kind))
+        self.call(function, ctypes.byref(out), *arguments)
+        return {name: getattr(out, name) for name, *_ in kind._fields_[1:]}
 
     def with_event_fd(self, function: Any) -> Any:
         """The result of a function on the agent's event descriptor, which stays open during the call."""

@@ -23,7 +23,7 @@ import weakref
 from typing import Any, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from . import _library, _loop
-from ._handle import Handle
+from ._handle import Closing, Handle
 from ._library import call, lib, take
 from .buffers import DRAM, FILE, Rows, indices_of, known_kind, memory_of, rows_of
 from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
@@ -89,6 +89,17 @@ def _settings(settings: Mapping[str, Any]) -> bytes:
         if "," in f"{key}{value}" or "=" in key:
             raise InvalidParamError(f"setting {key!r} is {value!r}: neither may have a comma, and a name no '='")
     return _text(",".join(f"{key}={value}" for key, value in settings.items()), "a setting")
+
+
+def _reached(options: Any, providers: Optional[List[str]], require: str, key_file: str, listen_host: str, listen_port: int,
+             settings: Optional[Mapping[str, Any]], advertise: str) -> None:
+    """Fills in what agents, endpoints and connectors take alike: how others reach them, and their settings."""
+    texts = {"providers": ",".join(providers or []), "require": require, "key_file": key_file, "listen_host": listen_host,
+             "advertise": advertise}
+    for name, text in texts.items():
+        setattr(options, name, _text(text, name) or None)
+    options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
+    options.settings = _settings(settings or {}) or None
 
 
 def _op(op: int) -> int:
@@ -201,7 +212,7 @@ class Transfer(_loop.Awaited[None]):
         self.abandon()
 
 
-class Agent:
+class Agent(Closing):
     """An agent. `listen_host` "*" (every interface, by IPv4 and IPv6) or an address of this machine is for peers on other
     machines; one that cannot be listened on raises. `advertise`, "HOST" or "HOST:PORT", is where others reach this agent if
     that is no address of this machine (NAT, a published port). `key_file` holds what all agents of a
@@ -218,18 +229,12 @@ class Agent:
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.name = _name(name)
-        options.providers = _text(",".join(providers or []), "providers") or None
-        options.require = _text(require, "require") or None
-        options.key_file = _text(key_file, "key_file") or None
-        options.listen_host = _text(listen_host, "listen_host") or None
-        options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
+        _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.progress_thread = progress_thread
         options.serve_metadata = serve_metadata
         options.max_transfers = _within(max_transfers, 2 ** 32 - 1, "max_transfers")
-        options.settings = _settings(settings or {}) or None
         options.metadata_store = _text(metadata_store, "metadata_store") or None
         options.metadata_lease_ms = _within(int(metadata_lease * 1000), 2 ** 32 - 1, "metadata_lease in milliseconds")
-        options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
@@ -252,12 +257,6 @@ class Agent:
             raise InvalidParamError(self._open.why)
         return self._open.value
 
-    def __enter__(self) -> "Agent":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     @property
     def port(self) -> int:
         """The address that the agent listens on; others pass "host:port" to fetch_metadata()."""
@@ -274,9 +273,7 @@ class Agent:
 
     def stats(self) -> Dict[str, int]:
         """Counters."""
-        out = _library.Stats(ctypes.sizeof(_library.Stats))
-        self._open.call(lib.agent_get_stats, ctypes.byref(out))
-        return {name: getattr(out, name) for name, *_ in out._fields_[1:]}
+        return self._open.counters_of(lib.agent_get_stats, _library.Stats)
 
     # --- memory
 
@@ -343,23 +340,17 @@ class Agent:
 
     def metadata(self) -> bytes:
         """Metadata that another agent needs to reach all registered memory of this one."""
-        out = _library.Bytes()
-        self._open.call(lib.agent_metadata, ctypes.byref(out))
-        return take(out)
+        return self._open.bytes_of(lib.agent_metadata)
 
     def partial_metadata(self, descriptors: Any, with_address: bool = True, memory: Optional[int] = None) -> bytes:
         """The same for some registered ranges; it adds to what the other agent knows."""
         rows = rows_of(descriptors, memory)
-        out = _library.Bytes()
-        self._open.call(lib.agent_partial_metadata, rows.kind, rows.address, rows.count, with_address,
-                        ctypes.byref(out))
-        return take(out)
+        return self._open.bytes_of(lib.agent_partial_metadata, rows.kind, rows.address, rows.count, with_address)
 
     def add_remote(self, metadata: bytes) -> str:
         """Loads another agent's metadata; returns its name."""
-        out, given = _library.Bytes(), _bytes(metadata, "metadata")
-        self._open.call(lib.agent_add_remote, given, len(given), ctypes.byref(out))
-        return take(out).decode()
+        given = _bytes(metadata, "metadata")
+        return self._open.bytes_of(lib.agent_add_remote, given, len(given)).decode()
 
     def remove_remote(self, agent: Name) -> None:
         """Removes an agent, if it is known. Returns at once: running transfers with it
@@ -423,9 +414,7 @@ class Agent:
 
     def explain(self, agent: Name) -> str:
         """The route to an agent, and why a better one is not used."""
-        out = _library.Bytes()
-        self._open.call(lib.agent_explain, _name(agent), ctypes.byref(out))
-        return take(out).decode()
+        return self._open.bytes_of(lib.agent_explain, _name(agent)).decode()
 
     # --- lists and transfers
 

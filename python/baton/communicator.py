@@ -29,8 +29,8 @@ import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import _library
-from ._handle import Handle
-from ._library import call, lib, take
+from ._handle import Closing, Handle
+from ._library import call, lib
 from ._requests import KINDS, all_of, like, nanoseconds, part_of, places, request_of
 from .agent import _in_slices, _text, _within
 from .endpoint import Endpoint, EndpointHandle, place_from_environment
@@ -69,7 +69,7 @@ def _row(handles: Sequence[bytes]) -> Tuple[bytes, int]:
     return b"".join(handles), len(handles)
 
 
-class Communicator:
+class Communicator(Closing):
     """This process as rank `rank` of `ranks`, which meet at `rendezvous`, "HOST:PORT" (Rendezvous): returns when all are there.
     BatonTimeoutError names the ranks that did not come within `start_timeout` seconds. `timeout`: of each call, in seconds, 60 by default;
     float("inf"): none. `ordered`: sums have the same bits whatever algorithm, chunk size and provider. `tune`: the first calls
@@ -182,12 +182,6 @@ class Communicator:
         touches their memory afterwards."""
         self._open.destroy()
         self._running.clear()
-
-    def __enter__(self) -> "Communicator":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<baton.Communicator {self.name!r}: rank {self.rank} of {self.ranks}>"
@@ -387,16 +381,12 @@ class Communicator:
 
     def stats(self) -> Dict[str, int]:
         """Counters."""
-        out = _library.CommStats(ctypes.sizeof(_library.CommStats))
-        self._open.call(lib.comm_get_stats, ctypes.byref(out))
-        return {name: getattr(out, name) for name, *_ in out._fields_[1:]}
+        return self._open.counters_of(lib.comm_get_stats, _library.CommStats)
 
     # --- inside
 
     def _said(self, function: Any, *arguments: Any) -> str:
-        out = _library.Bytes()
-        self._open.call(function, *arguments, ctypes.byref(out))
-        return take(out).decode(errors="replace")
+        return self._open.bytes_of(function, *arguments).decode(errors="replace")
 
     def _start(self, name: str, data: Any, out: Any, in_parts: int = 0, out_parts: int = 0, *, timeout: Optional[float] = None,
                on_end: Optional[OnEnd] = None, **what: Any) -> Work:

@@ -31,16 +31,16 @@ import weakref
 from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Union
 
 from . import _library, _loop
-from ._handle import Handle
+from ._handle import Closing, Handle
 from ._library import call, lib, take
-from .agent import _SLICE, _bytes, _in_slices, _settings, _text, _within
+from .agent import _SLICE, _bytes, _in_slices, _reached, _text, _within
 from .errors import BatonError, BatonTimeoutError, InvalidParamError, NotFoundError, number_of
 from .kv import KvLayout
 
 _LONGEST = 2 ** 63 - 1
 
 
-class KvLoad(_loop.Awaited[bytes]):
+class KvLoad(_loop.Awaited[bytes], Closing):
     """KV that was asked for. Its blocks stay as they are until it has ended: close(), or the end of `with`."""
 
     def __init__(self, connector: "KvConnector", number: int) -> None:
@@ -115,12 +115,6 @@ class KvLoad(_loop.Awaited[bytes]):
         """end(), awaited until its blocks are free."""
         await self.connector._until(self.end)
 
-    def __enter__(self) -> "KvLoad":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     async def __aenter__(self) -> "KvLoad":
         return self
 
@@ -187,7 +181,7 @@ class _Wish:
         pass
 
 
-class KvConnector:
+class KvConnector(Closing):
     """One worker with its cache. `allow_pull`, of prefill: loads may read its blocks, under a lease of `max_lease` seconds
     at most (0: 60 s). `serialized`: nothing leaves before finish(), to compare. The others as for an Agent."""
 
@@ -199,16 +193,10 @@ class KvConnector:
         options = _library.KvConnectorOptions()
         lib.kv_connector_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.name = _text(name, "a connector's name")
-        options.providers = _text(",".join(providers or []), "providers") or None
-        options.require = _text(require, "require") or None
-        options.key_file = _text(key_file, "key_file") or None
-        options.listen_host = _text(listen_host, "listen_host") or None
-        options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
+        _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.max_transfers = _within(max_transfers, 2 ** 32 - 1, "max_transfers")
-        options.settings = _settings(settings or {}) or None
         options.allow_pull, options.serialized = allow_pull, serialized
         options.max_lease = _nanoseconds(max_lease, "max_lease")
-        options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.kv_connector_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
@@ -227,12 +215,6 @@ class KvConnector:
         self._given_back.clear()
         _loop.wake(self)
 
-    def __enter__(self) -> "KvConnector":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def register_cache(self, layout: KvLayout, keep: Any = None) -> None:
         """The engine's memory in which `layout` lies, once, before all else. It has to outlive the connector; what `keep`
         is does, with the buffers that belong to it."""
@@ -243,9 +225,7 @@ class KvConnector:
     @property
     def address(self) -> str:
         """Its address, which load() of other connectors takes."""
-        out = _library.Bytes()
-        self._open.call(lib.kv_connector_address, ctypes.byref(out))
-        return take(out).decode()
+        return self._open.bytes_of(lib.kv_connector_address).decode()
 
     @property
     def event_fd(self) -> int:
@@ -258,15 +238,12 @@ class KvConnector:
 
     def stats(self) -> Dict[str, int]:
         """Counters."""
-        out = _library.KvConnectorStats(ctypes.sizeof(_library.KvConnectorStats))
-        self._open.call(lib.kv_connector_get_stats, ctypes.byref(out), None)
-        return {name: getattr(out, name) for name, *_ in out._fields_[1:]}
+        return self._open.counters_of(lib.kv_connector_get_stats, _library.KvConnectorStats, None)
 
     def route(self) -> str:
         """The route to the last peer, for people."""
-        stats, out = _library.KvConnectorStats(ctypes.sizeof(_library.KvConnectorStats)), _library.Bytes()
-        self._open.call(lib.kv_connector_get_stats, ctypes.byref(stats), ctypes.byref(out))
-        return take(out).decode()
+        stats = _library.KvConnectorStats(ctypes.sizeof(_library.KvConnectorStats))
+        return self._open.bytes_of(lib.kv_connector_get_stats, ctypes.byref(stats)).decode()
 
     # --- decode
 

@@ -6,9 +6,9 @@ import weakref
 from typing import Any, List, Mapping, NamedTuple, Optional, Set
 
 from . import _library
-from ._handle import Handle
+from ._handle import Closing, Handle
 from ._library import call, lib, take
-from .agent import _settings, _text, _within
+from .agent import _reached, _text, _within
 
 
 class EndpointHandle(Handle):
@@ -47,7 +47,7 @@ class EndpointHandle(Handle):
         self._later = None
 
 
-class Endpoint:
+class Endpoint(Closing):
     """Connections, memory and a thread, which the communicators of a process share. `background`: the thread advances
     calls while the program computes; a call that is waited for at once then takes some microseconds longer.
     `pool_bytes`: the size of the pieces in which memory for peers is allocated; 0: the default. The other arguments
@@ -59,14 +59,8 @@ class Endpoint:
         self._open, self.background = EndpointHandle(), background
         options = _library.EndpointOptions()
         lib.endpoint_options_init(ctypes.byref(options), ctypes.sizeof(options))
-        options.providers = _text(",".join(providers or []), "providers") or None
-        options.require = _text(require, "require") or None
-        options.key_file = _text(key_file, "key_file") or None
-        options.listen_host = _text(listen_host, "listen_host") or None
-        options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
+        _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.background, options.pool_bytes = background, _within(pool_bytes, 2 ** 64 - 1, "pool_bytes")
-        options.settings = _settings(settings or {}) or None
-        options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.endpoint_open, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
@@ -101,14 +95,8 @@ class Endpoint:
         """Its communicators go on until they are closed."""
         self._open.destroy()
 
-    def __enter__(self) -> "Endpoint":
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-
-class Rendezvous:
+class Rendezvous(Closing):
     """The server where ranks meet: one of them, or the launcher, opens it and passes its `address` to the others.
     `listen`: "HOST:PORT"; "": a free port of loopback; "*": one of every interface. `ranks`: how many come; 0: as
     many as the first one says."""
@@ -124,12 +112,6 @@ class Rendezvous:
     def close(self) -> None:
         """When all ranks have met, or no more will."""
         self._open.destroy()
-
-    def __enter__(self) -> "Rendezvous":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 class Place(NamedTuple):

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Optional
 
 from . import _library
-from ._handle import Handle
+from ._handle import Closing, Handle
 from ._library import lib
 from ._requests import nanoseconds
 from .agent import _within
@@ -29,7 +29,7 @@ from .work import OnEnd, Work
 _KINDS = {name: number for number, name in enumerate(("put", "get", "signal", "wait_signal", "flush"))}
 
 
-class Window:
+class Window(Closing):
     """This rank's part of a window: `memory`, an array of its own that others may write, or `size` bytes of Baton's, zeros,
     which ranks of this machine can view(). Each rank brings as much as it likes, also nothing. `signals`: how many counters
     each rank has at each other one, equal at all ranks. A call of all ranks; `timeout`: until all have made it. Where one
@@ -122,12 +122,6 @@ class Window:
         if self._views:
             raise InvalidParamError(f"{self._views} views of the window are held: give them up first")
         self._open.destroy()
-
-    def __enter__(self) -> "Window":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def _start(self, name: str, rank: int, data: Any, offset: int, value: int = 0, slot: int = 0, *,
                timeout: Optional[float] = None, on_end: Optional[OnEnd] = None) -> Work:

@@ -1,5 +1,6 @@
 // The command line of the collective benchmarks.
 #include "bench/nccl_tests/collective_perf_options.h"
+#include "tests/bench/parsed.h"
 #include "tests/test.h"
 
 namespace baton::bench {
@@ -7,27 +8,16 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Parsed {
-  CollectivePerfCommand command;
-  std::string err;
-};
-
-Parsed parse(Measured collective, std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), "all_reduce_perf");
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Parsed parsed;
-  parsed.command =
-      parse_collective_perf(collective, static_cast<int>(arguments.size()), arguments.data());
-  testing::internal::GetCapturedStdout();
-  parsed.err = testing::internal::GetCapturedStderr();
-  return parsed;
+auto parse(Measured collective, const std::string& line) {
+  return parse_line("all_reduce_perf", line, [&](int argc, const char* const* argv) {
+    return parse_collective_perf(collective, argc, argv);
+  });
 }
 
 TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
-  const Parsed parsed = parse(Measured::kAllReduce, {});
-  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
-  const CollectivePerfOptions& options = *parsed.command.options;
+  const auto parsed = parse(Measured::kAllReduce, "");
+  ASSERT_TRUE(parsed.ok()) << parsed.err;
+  const CollectivePerfOptions& options = *parsed;
   EXPECT_EQ(options.min_bytes, size_t{32} << 20);
   EXPECT_EQ(options.max_bytes, size_t{32} << 20);
   EXPECT_EQ(options.iterations, 20);
@@ -39,18 +29,13 @@ TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
 }
 
 TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
-  const Parsed parsed = parse(
-      Measured::kReduce,
-      {"-b",         "8",        "-e",        "1G",      "-f",        "2",           "-n",
-       "5",          "-w",       "0",         "-c",      "3",         "-o",          "avg",
-       "-d",         "bfloat16", "-r",        "1",       "-z",        "3",           "-a",
-       "3",          "-m",       "4",         "-N",      "2",         "-C",          "1",
-       "-I",         "1",        "-K",        "2",       "-u",        "1",           "-J",
-       "out.json",   "-T",       "2.5",       "--ranks", "3",         "--algorithm", "tree",
-       "--channels", "2",        "--chunk",   "64K",     "--ordered", "--malloc",    "--explain",
-       "--no-pin",   "--link",   "1Gb/s,50us"});
-  ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
-  const CollectivePerfOptions& options = *parsed.command.options;
+  const auto parsed =
+      parse(Measured::kReduce,
+            "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 "
+            "-K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K "
+            "--ordered --malloc --explain --no-pin --link 1Gb/s,50us");
+  ASSERT_TRUE(parsed.ok()) << parsed.err;
+  const CollectivePerfOptions& options = *parsed;
   EXPECT_EQ(options.max_bytes, size_t{1} << 30);
   EXPECT_EQ(options.step_factor, 2u);
   EXPECT_EQ(options.types, std::vector<DataType>{DataType::kBF16});
@@ -73,73 +58,73 @@ TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
 }
 
 TEST(CollectiveOptions, AllTypesAndOperations) {
-  const Parsed reduce = parse(Measured::kAllReduce, {"-d", "all", "-o", "all"});
-  ASSERT_TRUE(reduce.command.options.has_value()) << reduce.err;
-  EXPECT_EQ(reduce.command.options->types.size(), size_t{kDataTypes});
-  EXPECT_EQ(reduce.command.options->ops.size(), size_t{kReduceOps});
-  const Parsed gather = parse(Measured::kAllGather, {"-o", "all"});
-  ASSERT_TRUE(gather.command.options.has_value()) << gather.err;
-  EXPECT_EQ(gather.command.options->ops.size(), 1u);
+  const auto reduce = parse(Measured::kAllReduce, "-d all -o all");
+  ASSERT_TRUE(reduce.ok()) << reduce.err;
+  EXPECT_EQ((*reduce).types.size(), size_t{kDataTypes});
+  EXPECT_EQ((*reduce).ops.size(), size_t{kReduceOps});
+  const auto gather = parse(Measured::kAllGather, "-o all");
+  ASSERT_TRUE(gather.ok()) << gather.err;
+  EXPECT_EQ((*gather).ops.size(), 1u);
 }
 
 TEST(CollectiveOptions, LinesThatPeopleTypeForNcclTests) {
   const struct {
-    std::vector<const char*> arguments;
+    const char* line;
     int ranks;
     bool one_each;
   } cases[] = {
-      {{"-b", "8", "-e", "128M", "-f", "2", "-g", "1"}, 1, true},
-      {{"-g", "1", "-t", "1", "-p", "1", "-G", "0", "-R", "0", "-y", "0"}, 1, true},
-      {{"-g", "8"}, 8, false},
-      {{"-t", "2", "--ngpus", "3", "--ranks", "6"}, 6, false},
-      {{"-g", "2", "-g", "4", "-b", "1K", "-b", "8"}, 4, false},  // the last holds
-      {{"--ranks", "1"}, 1, false},
-      {{}, 0, false},
+      {"-b 8 -e 128M -f 2 -g 1", 1, true},
+      {"-g 1 -t 1 -p 1 -G 0 -R 0 -y 0", 1, true},
+      {"-g 8", 8, false},
+      {"-t 2 --ngpus 3 --ranks 6", 6, false},
+      {"-g 2 -g 4 -b 1K -b 8", 4, false},  // the last holds
+      {"--ranks 1", 1, false},
+      {"", 0, false},
   };
   for (const auto& one : cases) {
-    const Parsed parsed = parse(Measured::kAllReduce, one.arguments);
-    ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
-    EXPECT_EQ(parsed.command.options->ranks, one.ranks);
-    EXPECT_EQ(parsed.command.options->one_each, one.one_each);
+    const auto parsed = parse(Measured::kAllReduce, one.line);
+    ASSERT_TRUE(parsed.ok()) << parsed.err;
+    EXPECT_EQ((*parsed).ranks, one.ranks);
+    EXPECT_EQ((*parsed).one_each, one.one_each);
   }
-  EXPECT_EQ(parse(Measured::kReduce, {"-r", "-1"}).command.options->root,
+  EXPECT_EQ(parse(Measured::kReduce, "-r -1").command.options->root,
             CollectivePerfOptions::kEveryRoot);
 }
 
 TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
   const struct {
-    std::vector<const char*> arguments;
+    const char* line;
     const char* says;
   } cases[] = {
-      {{"-g", "2", "--ranks", "3"}, "--ranks 3 and -t 1 -g 2, which are 2 ranks"},
-      {{"-g", "0"}, "--ngpus: \"0\" is not a whole number from 1"},
-      {{"-g", "2", "-r", "2"}, "ranks 0 to 1"},
-      {{"-r", "-2"}, "\"-2\" is not a whole number from -1"},
-      {{"-G", "1"}, "-m N"},
-      {{"-R", "1"}, "--malloc"},
-      {{"-d", "fp8"}, "bfloat16"},
-      {{"-o", "mulsm"}, "premulsum"},
-      {{"-d", "float", "-o", "and"}, "-o and does not combine -d float"},
-      {{"-b", "2M", "-e", "1M"}, "-b 2097152 is more than -e 1048576"},
-      {{"-f", "0"}, "\"0\" is not a whole number from 1"},
-      {{"-f", "1", "-i", "0"}, "must be positive"},
-      {{"-d", "flaot"}, "did you mean float?"},
-      {{"-o", "smu"}, "did you mean sum?"},
-      {{"--set", "tcp.encrpt=on"}, "did you mean tcp.encrypt?"},
-      {{"-n", "3", "-K", "3"}, "-K leaves no iteration"},
-      {{"--ranks", "2", "-r", "2"}, "ranks 0 to 1"},
-      {{"--link", "fast"}, "fast"},
-      {{"--provider", "pigeon"}, "no provider \"pigeon\""},
-      {{"--algorithm", "spiral"}, "ring"},
-      {{"-n", "0"}, "--iters"},
+      {"-g 2 --ranks 3", "--ranks 3 and -t 1 -g 2, which are 2 ranks"},
+      {"-g 0", "--ngpus: \"0\" is not a whole number from 1"},
+      {"-g 2 -r 2", "ranks 0 to 1"},
+      {"-r -2", "\"-2\" is not a whole number from -1"},
+      {"-G 1", "-m N"},
+      {"-R 1", "--malloc"},
+      {"-d fp8", "bfloat16"},
+      {"-o mulsm", "premulsum"},
+      {"-d float -o and", "-o and does not combine -d float"},
+      {"-b 2M -e 1M", "-b 2097152 is more than -e 1048576"},
+      {"-f 0", "\"0\" is not a whole number from 1"},
+      {"-f 1 -i 0", "must be positive"},
+      {"-d flaot", "did you mean float?"},
+      {"-o smu", "did you mean sum?"},
+      {"--set tcp.encrpt=on", "did you mean tcp.encrypt?"},
+      {"-n 3 -K 3", "-K leaves no iteration"},
+      {"--ranks 2 -r 2", "ranks 0 to 1"},
+      {"--link fast", "fast"},
+      {"--provider pigeon", "no provider \"pigeon\""},
+      {"--algorithm spiral", "ring"},
+      {"-n 0", "--iters"},
   };
   for (const auto& one : cases) {
-    const Parsed parsed = parse(Measured::kAllReduce, one.arguments);
-    EXPECT_FALSE(parsed.command.options.has_value()) << one.says;
+    const auto parsed = parse(Measured::kAllReduce, one.line);
+    EXPECT_FALSE(parsed.ok()) << one.says;
     EXPECT_EQ(parsed.command.exit_status, 2);
     EXPECT_THAT(parsed.err, HasSubstr(one.says));
   }
-  EXPECT_EQ(parse(Measured::kAllReduce, {"--help"}).command.exit_status, 0);
+  EXPECT_EQ(parse(Measured::kAllReduce, "--help").command.exit_status, 0);
 }
 
 }  // namespace

@@ -64,25 +64,6 @@ INSTANTIATE_TEST_SUITE_P(KvBw, EveryProvider, testing::ValuesIn(names()),
 
 TEST(KvBw, TheProvidersAreThere) { EXPECT_THAT(names(), testing::IsSupersetOf({"shm", "tcp"})); }
 
-TEST(KvBw, NoListenerIsReported) {
-  const Ended ended = baton("kv_bw 127.0.0.1:1 --provider tcp");
-  EXPECT_EQ(ended.status, 1);
-  EXPECT_THAT(ended.output, HasSubstr("127.0.0.1:1"));
-}
-
-TEST(KvBw, APortInUseIsSaid) {
-  ChildProcess listener = start("kv_bw --listen 127.0.0.1:0");
-  const Ended ended = baton("kv_bw --listen " + address_of(listener));
-  EXPECT_EQ(ended.status, 1);
-  EXPECT_THAT(ended.output, HasSubstr("in use"));
-}
-
-TEST(KvBw, AFileThatCannotBeWrittenIsSaid) {
-  const Ended ended = baton("kv_bw --pages 1 --iters 1 --json /nonexistent/rows");
-  EXPECT_EQ(ended.status, 2);  // before anything is measured
-  EXPECT_THAT(ended.output, HasSubstr("/nonexistent/rows"));
-}
-
 TEST(Baton, HelpVersionAndSuggestions) {
   const Ended help = baton("--help");
   EXPECT_EQ(help.status, 0);

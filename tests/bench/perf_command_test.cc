@@ -83,13 +83,6 @@ TEST(Perf, AllSizesInOneReport) {
   }
 }
 
-TEST(Perf, OneNumberOnly) {
-  const Ended ended = baton("write_lat --output=latency --loopback --no_pin --provider shm -n 20");
-  EXPECT_EQ(ended.status, 0);
-  EXPECT_GT(std::stod(ended.output), 0) << ended.output;
-  EXPECT_EQ(std::count(ended.output.begin(), ended.output.end(), '\n'), 1);
-}
-
 TEST(Perf, BelowALimitIsAFailure) {
   const Ended ended = baton("write_bw -w 1e9 --loopback --no_pin --provider shm -n 20");
   EXPECT_EQ(ended.status, 1);
@@ -111,15 +104,6 @@ TEST(Perf, AMissingProviderIsSaidWithTheRemedy) {
     EXPECT_EQ(ended.status, 1);
     EXPECT_THAT(ended.output, HasSubstr("verbs"));
     EXPECT_THAT(ended.output, HasSubstr("--provider tcp"));
-  }
-}
-
-TEST_F(PerfServer, ServesOneTestAfterTheOther) {
-  for (const std::string test : kTests) {
-    for (const char* provider : {"tcp", "shm"}) {
-      const Ended ended = client(test + " -n 20 --provider " + provider);
-      EXPECT_EQ(ended.status, 0) << test << " over " << provider << "\n" << ended.output;
-    }
   }
 }
 

@@ -1,7 +1,7 @@
 // perftest's command lines, and what is said of those that are not here.
 #include "bench/perftest/perf_options.h"
 
-#include "absl/strings/str_split.h"
+#include "tests/bench/parsed.h"
 #include "tests/test.h"
 
 namespace baton::bench::perf_line {
@@ -12,32 +12,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
 
-struct Parsed {
-  PerfCommand command;
-  std::string out;
-  std::string err;
-  const PerfOptions& operator*() const { return *command.options; }
-  bool ok() const { return command.options.has_value(); }
-};
-
-Parsed parse(const std::string& test, const std::string& line) {
-  std::vector<std::string> words = {test};
-  for (const auto word : absl::StrSplit(line, ' ', absl::SkipEmpty())) {
-    words.emplace_back(word);
-  }
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Parsed parsed;
-  parsed.command = parse_perf(*PerfTest::named(test), static_cast<int>(argv.size()), argv.data());
-  parsed.out = testing::internal::GetCapturedStdout();
-  parsed.err = testing::internal::GetCapturedStderr();
-  return parsed;
+auto parse(const std::string& test, const std::string& line) {
+  return parse_line(test, line, [&](int argc, const char* const* argv) {
+    return parse_perf(*PerfTest::named(test), argc, argv);
+  });
 }
 
 TEST(PerfOptions, DefaultsArePerftests) {
-  const Parsed bw = parse("write_bw", "");
+  const auto bw = parse("write_bw", "");
   ASSERT_TRUE(bw.ok()) << bw.err;
   EXPECT_TRUE((*bw).server());
   EXPECT_EQ((*bw).client_provider(), "verbs");
@@ -45,8 +27,10 @@ TEST(PerfOptions, DefaultsArePerftests) {
   EXPECT_THAT((*bw).sizes, ElementsAre(65536));
   EXPECT_EQ((*bw).iterations, 5000u);
   EXPECT_EQ((*bw).depth, 128u);
+  EXPECT_EQ((*bw).receives, 512u);
+  EXPECT_FALSE((*bw).keep);
   EXPECT_TRUE((*bw).verify);
-  const Parsed lat = parse("send_lat", "10.0.0.1");
+  const auto lat = parse("send_lat", "10.0.0.1");
   ASSERT_TRUE(lat.ok()) << lat.err;
   EXPECT_EQ((*lat).host, "10.0.0.1:18515");
   EXPECT_THAT((*lat).sizes, ElementsAre(2));
@@ -56,7 +40,7 @@ TEST(PerfOptions, DefaultsArePerftests) {
 }
 
 TEST(PerfOptions, EveryFlagArrives) {
-  const Parsed parsed = parse(
+  const auto parsed = parse(
       "write_bw",
       "-d mlx5_0 -i 2 -x 3 -s 4096 -n 500 -q 4 -t 64 -l 8 -Q 16 -I 64 -b -F -p 4000 -m 4096 -S "
       "5 "
@@ -70,6 +54,7 @@ TEST(PerfOptions, EveryFlagArrives) {
   EXPECT_EQ(o.streams, 4u);
   EXPECT_EQ(o.depth, 64u);
   EXPECT_EQ(o.post_list, 8u);
+  EXPECT_EQ(o.receives, 256u);
   EXPECT_TRUE(o.bidirectional && o.events && o.gbits && o.cpu && o.huge_pages && o.immediate);
   EXPECT_FALSE(o.peak);
   EXPECT_EQ(o.limit_bw, 10);
@@ -93,56 +78,11 @@ TEST(PerfOptions, EveryFlagArrives) {
   }
 }
 
-// Lines as people type them after ib_write_bw and its sisters.
-TEST(PerfOptions, LinesThatPeopleType) {
-  for (const char* line : {"",
-                           "-d mlx5_0",
-                           "-d mlx5_0 -x 3 -F --report_gbits",
-                           "-d mlx5_0 -i 1 -x 3 -a -F host",
-                           "-a",
-                           "-F -D 10 host",
-                           "-D 10 -f 1 host",
-                           "--duration=10 --report_gbits host",
-                           "-s 65536 -n 10000 host",
-                           "-s65536 -n10000 host",
-                           "--size=1048576 --iters=100 host",
-                           "-q 8 -t 256 -l 16 host",
-                           "-b --report_gbits host",
-                           "-T 105 host",
-                           "--tclass=106 host",
-                           "-p 18516 host",
-                           "--port=18516 host",
-                           "-m 1024 host",
-                           "--mtu 4096 -S 3 host",
-                           "--run_infinitely -D 1 host",
-                           "--run_infinitely host",
-                           "--out_json host",
-                           "--out_json --out_json_file=x.json host",
-                           "-w 100 -y 0.1 host",
-                           "--output=bandwidth host",
-                           "--output message_rate host",
-                           "-e host",
-                           "-N -n 20 host",
-                           "-c RC host",
-                           "--connection=RC host",
-                           "-FbN host",
-                           "--perform_warm_up host",
-                           "--use_hugepages host",
-                           "--cpu_util -D 5 host",
-                           "--data_validation host",
-                           "--inline_size 0 -I 64 host"}) {
-    const Parsed parsed = parse("write_bw", line);
-    EXPECT_TRUE(parsed.ok()) << line << ": " << parsed.err;
-  }
-  EXPECT_TRUE(parse("write_lat", "--output=latency -s 8 host").ok());
-  EXPECT_TRUE(parse("read_lat", "-o 16 -D 3 host").ok());
-}
-
 TEST(PerfOptions, TheLastOfRepeatedFlagsHolds) {
-  const Parsed parsed = parse(
+  const auto parsed = parse(
       "write_bw", "-s 8 -n 10 -b --provider shm -b -s 4K -n 20 -I 1 -I 2 --provider tcp host");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
-  const PerfOptions& options = *parsed.command.options;
+  const PerfOptions& options = *parsed;
   EXPECT_EQ(options.sizes, std::vector<size_t>{4096});
   EXPECT_EQ(options.iterations, 20u);
   EXPECT_EQ(options.inline_size, 2u);
@@ -150,29 +90,18 @@ TEST(PerfOptions, TheLastOfRepeatedFlagsHolds) {
   EXPECT_TRUE(options.bidirectional);
 }
 
-TEST(PerfOptions, AllSizes) {
-  const Parsed write = parse("write_bw", "-a host");
-  ASSERT_TRUE(write.ok());
-  ASSERT_EQ((*write).sizes.size(), 23u);
-  EXPECT_EQ((*write).sizes.front(), 2u);
-  EXPECT_EQ((*write).sizes.back(), size_t{1} << 23);
-  const Parsed send = parse("send_bw", "-a host");
-  ASSERT_TRUE(send.ok());
-  EXPECT_EQ((*send).sizes, (*write).sizes);
-}
-
 TEST(PerfOptions, MarginsFitIntoTheDuration) {
   EXPECT_EQ((*parse("write_bw", "-D 10 h")).margin, 2);
   EXPECT_EQ((*parse("write_bw", "-D 10 -f 0.5 h")).margin, 0.5);
   EXPECT_EQ((*parse("write_bw", "-D 2 h")).margin, 0.2);
-  const Parsed endless = parse("write_bw", "--run_infinitely h");
+  const auto endless = parse("write_bw", "--run_infinitely h");
   EXPECT_EQ((*endless).duration, 5);
   EXPECT_EQ((*endless).margin, 0);
 }
 
 TEST(PerfOptions, Hosts) {
   const auto host = [](const char* text) {
-    const Parsed parsed = parse("write_bw", text);
+    const auto parsed = parse("write_bw", text);
     return parsed.ok() ? (*parsed).host : "refused: " + parsed.err;
   };
   EXPECT_EQ(host("node7:4000"), "node7:4000");
@@ -189,7 +118,7 @@ struct Bad {
 };
 class BadPerfLine : public testing::TestWithParam<Bad> {};
 TEST_P(BadPerfLine, EndsWithStatusTwoAndSaysWhy) {
-  const Parsed parsed = parse(GetParam().test, GetParam().line);
+  const auto parsed = parse(GetParam().test, GetParam().line);
   EXPECT_FALSE(parsed.ok());
   EXPECT_EQ(parsed.command.exit_status, 2);
   EXPECT_THAT(parsed.err, HasSubstr(std::string("baton ") + GetParam().test + ": "));
@@ -231,11 +160,11 @@ TEST(PerfOptions, HarmlessFlagsAreTakenAndSaid) {
   for (const char* flag :
        {"-z", "-R", "--rdma_cm", "-H", "-U", "-C", "-W counters/port_rcv_data", "--comm_rdma_cm",
         "--report-histogram", "--report-unsorted", "--report-cycles"}) {
-    const Parsed parsed = parse("write_lat", std::string(flag) + " h");
+    const auto parsed = parse("write_lat", std::string(flag) + " h");
     ASSERT_TRUE(parsed.ok()) << flag << ": " << parsed.err;
     EXPECT_THAT((*parsed).notes, Contains(HasSubstr("has no effect"))) << flag;
   }
-  const Parsed version = parse("write_bw", "-V");
+  const auto version = parse("write_bw", "-V");
   EXPECT_EQ(version.command.exit_status, 0);
   EXPECT_THAT(version.out, HasSubstr("Version: "));
 }
@@ -248,7 +177,7 @@ TEST(PerfOptions, AsManyPairsOfPortsAsDevices) {
   pairs("-d a h", "1");
   pairs("-d a,b h", "2");
   pairs("-d a -O h", "2");
-  const Parsed dual = parse("write_bw", "-d a -O h");
+  const auto dual = parse("write_bw", "-d a -O h");
   EXPECT_TRUE((*dual).dual_port);
   EXPECT_THAT((*dual).settings, Contains(Pair("verbs.devices", "a:1,a:2")));
 }
@@ -263,20 +192,6 @@ TEST(PerfOptions, WhatASendIsIsSaid) {
   }
 }
 
-TEST(PerfOptions, ReceivesArePerftests) {
-  EXPECT_EQ((*parse("send_bw", "h")).receives, 512u);
-  const Parsed few = parse("send_bw", "-r 32 h");
-  ASSERT_TRUE(few.ok()) << few.err;
-  EXPECT_EQ((*few).receives, 32u);
-  EXPECT_THAT((*few).settings, Contains(Pair("verbs.receive_depth", "32")));
-}
-
-TEST(PerfOptions, AServerEndsAfterItsClientUnlessItIsKept) {
-  EXPECT_FALSE((*parse("write_bw", "")).keep);
-  EXPECT_FALSE((*parse("write_bw", "--once")).keep);
-  EXPECT_TRUE((*parse("write_bw", "--keep")).keep);
-}
-
 TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
   EXPECT_THAT((*parse("write_bw", "-d a,b:2 -i 3 h")).settings,
               Contains(Pair("verbs.devices", "a:3,b:2")));
@@ -286,7 +201,7 @@ TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
 
 TEST(PerfOptions, FlagsOfQueuePairsSayThatTheyDoNothingOnOtherRoutes) {
   const char* line = "-d mlx5_0 -x 3 -m 1024 --tclass 106 ";
-  const Parsed tcp = parse("write_bw", absl::StrCat(line, "--provider tcp h"));
+  const auto tcp = parse("write_bw", absl::StrCat(line, "--provider tcp h"));
   ASSERT_TRUE(tcp.ok()) << tcp.err;
   EXPECT_THAT((*tcp).notes, Contains(HasSubstr("-d -m --tclass -x have no effect")));
   EXPECT_TRUE((*parse("write_bw", absl::StrCat(line, "h"))).notes.empty());

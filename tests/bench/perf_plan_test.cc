@@ -143,15 +143,6 @@ TEST(Histogram, AgreesWithSortedSamplesToAPercent) {
   }
 }
 
-TEST(Histogram, TheLargestSampleIsNeverDropped) {
-  Histogram histogram;
-  for (int i = 0; i < 999; ++i) histogram.record(std::chrono::microseconds(10));
-  histogram.record(std::chrono::seconds(3));
-  EXPECT_EQ(histogram.max(), std::chrono::seconds(3));
-  EXPECT_LT(histogram.quantile_us(0.99), 11);
-  EXPECT_EQ(histogram.summary().max, 3e6);
-}
-
 TEST(Histogram, TakesEveryValue) {
   Histogram histogram;
   histogram.record(Time(-5));

@@ -11,11 +11,10 @@ using ::testing::HasSubstr;
 constexpr int64_t kLong = 60'000'000'000;
 
 struct Side {
-  explicit Side(const char* name, bool driven = true) : memory(1 << 16) {
+  explicit Side(const char* name) : memory(1 << 16) {
     baton_agent_options options;
     baton_agent_options_init(&options, sizeof options);
     options.name = name;
-    options.progress_thread = driven;
     EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
     EXPECT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
   }
@@ -27,14 +26,13 @@ struct Side {
 };
 
 struct Capi : ::testing::Test {
-  Capi() { introduce(b, "b"); }
-  void introduce(const Side& other, const char* called) {
+  Capi() {
     baton_bytes metadata{}, name{};
-    EXPECT_EQ(baton_agent_metadata(other.agent, &metadata, &error), BATON_OK);
+    EXPECT_EQ(baton_agent_metadata(b.agent, &metadata, &error), BATON_OK);
     EXPECT_EQ(baton_agent_add_remote(a.agent, metadata.data, metadata.size, &name, &error),
               BATON_OK)
         << error.text;
-    EXPECT_STREQ(name.data, called);
+    EXPECT_STREQ(name.data, "b");
     baton_bytes_free(&metadata);
     baton_bytes_free(&name);
     EXPECT_EQ(name.data, nullptr);
@@ -52,88 +50,6 @@ struct Capi : ::testing::Test {
   Side a{"a"}, b{"b"};
   baton_error error = BATON_ERROR_INIT;
 };
-
-TEST_F(Capi, MetadataInAStore) {
-  baton_agent_options options;
-  baton_agent_options_init(&options, sizeof options);
-  options.name = "c";
-  options.metadata_store = "file:///nowhere";
-  options.metadata_lease_ms = 999;
-  baton_agent* agent = nullptr;
-  EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_THAT(error.text, HasSubstr("lease"));
-  options.metadata_lease_ms = 0;
-  EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_ERR_NOT_FOUND);
-  EXPECT_THAT(error.text, HasSubstr("\"file:///nowhere\": there is no such folder"));
-  char folder[] = "/tmp/baton-capi-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  const std::string store = std::string("file://") + folder;
-  options.metadata_store = store.c_str();
-  ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
-  ASSERT_EQ(rmdir(folder), 0);  // it goes later
-  EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_NOT_FOUND);
-  EXPECT_EQ(baton_agent_publish_metadata(agent, nullptr, 0, nullptr, &error), BATON_OK);
-  EXPECT_EQ(baton_agent_metadata_state(agent, "c", &error), BATON_ERR_REMOTE_DISCONNECT);
-  EXPECT_EQ(baton_agent_follow_metadata(agent, "a", "label", &error), BATON_OK);
-  EXPECT_EQ(baton_agent_follow_metadata(agent, "c", nullptr, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_agent_withdraw_metadata(agent, &error), BATON_OK);
-  baton_agent_destroy(agent);
-  EXPECT_EQ(baton_agent_withdraw_metadata(a.agent, &error), BATON_ERR_NOT_ALLOWED);
-}
-
-// Not BATON_ERR_REPOST_ACTIVE, which is a transfer's: by its status alone it would be.
-TEST_F(Capi, APortInUseIsNoTransferThatRuns) {
-  baton_agent_options options;
-  baton_agent_options_init(&options, sizeof options);
-  options.name = "c";
-  options.listen_port = baton_agent_port(a.agent);
-  baton_agent* late = nullptr;
-  EXPECT_EQ(baton_agent_create(&options, &late, &error), BATON_ERR_BACKEND) << error.text;
-  EXPECT_THAT(error.text, HasSubstr("in use"));
-  EXPECT_EQ(error.result, BATON_ERR_BACKEND);
-}
-
-TEST_F(Capi, AnotherAgentIsWaitedFor) {
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, &b.whole, 1, kLong, &error), BATON_OK)
-      << error.text;
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, &a.whole, 1, 0, &error),
-            BATON_ERR_TIMEOUT);
-  EXPECT_THAT(error.text, HasSubstr("lacks this memory"));
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "c", BATON_DRAM, nullptr, 0, 1, &error),
-            BATON_ERR_TIMEOUT);
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_OBJECT, nullptr, 0, 0, &error),
-            BATON_ERR_NOT_SUPPORTED);
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, nullptr, 1, 0, &error),
-            BATON_ERR_INVALID_PARAM);
-  Side c("c");
-  std::thread later([&] { introduce(c, "c"); });
-  EXPECT_EQ(baton_agent_wait_remote(a.agent, "c", BATON_DRAM, &c.whole, 1, BATON_FOREVER, nullptr),
-            BATON_OK);
-  later.join();
-}
-
-TEST_F(Capi, MappedMemoryMustNotShrink) {
-  const int file = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  ASSERT_EQ(ftruncate(file, 8192), 0);
-  void* memory = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  baton_descriptor range{reinterpret_cast<uint64_t>(memory), 8192, 0};
-  const auto mapped = [&](int fd, uint64_t offset) {
-    return baton_agent_register_mapped(a.agent, &range, fd, offset, &error);
-  };
-  EXPECT_EQ(mapped(file, 0), BATON_ERR_INVALID_PARAM);
-  EXPECT_THAT(error.text, HasSubstr("F_SEAL_SHRINK"));
-  ASSERT_EQ(fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  EXPECT_EQ(mapped(-1, 0), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(mapped(0, 0), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(mapped(file, 4096), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(mapped(file, 1), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(mapped(file, 0), BATON_OK) << error.text;
-  EXPECT_EQ(baton_agent_register_mapped(a.agent, nullptr, file, 0, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, &range, 1, &error), BATON_OK) << error.text;
-  munmap(memory, 8192);
-  close(file);
-}
 
 TEST_F(Capi, MemoryFilesAreAskedForBeforeTheyGrow) {
   int file = 0;
@@ -155,34 +71,6 @@ TEST_F(Capi, MemoryFilesAreAskedForBeforeTheyGrow) {
   EXPECT_EQ(baton_memory_file(8192, &file, &error), BATON_OK) << error.text;
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_EQ(file, -1) << "anonymous memory will do";
-}
-
-TEST_F(Capi, FilesAreTheRemoteSideOfATransferWithOneself) {
-  const int file = memfd_create("test", MFD_CLOEXEC);
-  const baton_descriptor whole{0, 4096, static_cast<uint64_t>(file)};
-  ASSERT_EQ(baton_agent_register(a.agent, BATON_FILE, &whole, 1, &error), BATON_OK) << error.text;
-  EXPECT_EQ(baton_agent_has_remote(a.agent, "a", BATON_FILE, &whole, 1), 1);
-  EXPECT_EQ(baton_agent_has_remote(a.agent, "b", BATON_FILE, &whole, 1), 0);
-  a.memory[7] = 'x';
-  const baton_descriptor here{a.whole.address, 8, 0};
-  const baton_descriptor there{100, 8, whole.device};
-  const auto make_write = [&](const char* remote, const char* message, baton_transfer* out) {
-    return baton_transfer_make_direct(a.agent, BATON_WRITE, BATON_FILE, &here, 1, &there, 1, remote,
-                                      message, strlen(message), out, &error);
-  };
-  baton_transfer write = 0;
-  EXPECT_EQ(make_write("b", "", &write), BATON_ERR_NOT_SUPPORTED);
-  EXPECT_EQ(make_write("a", "done", &write), BATON_ERR_NOT_SUPPORTED);
-  ASSERT_EQ(make_write("a", "", &write), BATON_OK) << error.text;
-  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK) << error.text;
-  EXPECT_EQ(baton_transfer_wait(a.agent, write, kLong, &error), BATON_OK) << error.text;
-  char byte = 0;
-  EXPECT_EQ(pread(file, &byte, 1, 107), 1);
-  EXPECT_EQ(byte, 'x');
-  EXPECT_EQ(baton_transfer_release(a.agent, write, kLong, &error), BATON_OK);
-  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_FILE, &whole, 1, &error), BATON_OK);
-  EXPECT_EQ(make_write("a", "", &write), BATON_ERR_NOT_FOUND);
-  close(file);
 }
 
 TEST_F(Capi, ATransferFromMakeToRelease) {
@@ -298,22 +186,6 @@ TEST_F(Capi, WhatIsRunIsOverWhateverCameOfIt) {
   EXPECT_EQ(baton_transfer_run(a.agent, lost, kLong, &error), BATON_ERR_NOT_FOUND);
 }
 
-TEST_F(Capi, WhatIsRunAlreadyIsNotRun) {
-  Side still("still", false);  // confirms nothing
-  introduce(still, "still");
-  const baton_descriptor there{still.whole.address, 100, 0};
-  const baton_descriptor here{a.whole.address, 100, 0};
-  baton_transfer write = 0;
-  ASSERT_EQ(baton_transfer_make_direct(a.agent, BATON_WRITE, BATON_DRAM, &here, 1, &there, 1,
-                                       "still", "m", 1, &write, &error),
-            BATON_OK)
-      << error.text;
-  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK);
-  EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_ERR_REPOST_ACTIVE);
-  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_IN_PROGRESS);
-  baton_transfer_abandon(a.agent, write);
-}
-
 TEST_F(Capi, AMessageIsWaitedFor) {
   baton_bytes from{}, message{};
   EXPECT_EQ(baton_wait_message(b.agent, 0, &from, &message, &error), BATON_ERR_TIMEOUT);
@@ -341,27 +213,6 @@ TEST_F(Capi, AMessageIsWaitedFor) {
   for (int i = 0; i < 3; ++i) ASSERT_EQ(baton_notify(a.agent, "b", "end", 3, &error), BATON_OK);
   for (std::thread& thread : waiting) thread.join();
   EXPECT_EQ(got, kEach);
-}
-
-TEST_F(Capi, LostMessagesAreTold) {
-  Side still("still", false);  // confirms nothing
-  introduce(still, "still");
-  baton_bytes to{}, message{}, why{};
-  EXPECT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_ERR_NOT_FOUND);
-  ASSERT_EQ(baton_notify(a.agent, "still", "text", 4, &error), BATON_OK) << error.text;
-  ASSERT_EQ(baton_notify(a.agent, "still", "more", 4, &error), BATON_OK) << error.text;
-  ASSERT_EQ(baton_agent_remove_remote(a.agent, "still", &error), BATON_OK) << error.text;
-  ASSERT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_OK) << error.text;
-  EXPECT_STREQ(to.data, "still");
-  EXPECT_EQ(message.size, 4u);
-  EXPECT_GT(why.size, 0u);
-  for (baton_bytes* each : {&to, &message, &why}) baton_bytes_free(each);
-  EXPECT_EQ(baton_next_lost_message(a.agent, nullptr, nullptr, nullptr, &error), BATON_OK);
-  EXPECT_EQ(baton_next_lost_message(a.agent, &to, &message, &why, &error), BATON_ERR_NOT_FOUND);
-  baton_agent_stats stats{};
-  stats.size = sizeof stats;
-  EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
-  EXPECT_EQ(stats.messages_lost, 2u);
 }
 
 TEST_F(Capi, ErrorsFitWhatTheCallerHas) {
@@ -398,19 +249,6 @@ TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
   EXPECT_EQ(stats.registered, 1u);
   stats.size = 0;
   EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_ERR_INVALID_PARAM);
-  // What cannot be listened on is an error at the start.
-  for (const auto& [host, code] : {std::pair("10.99.99.99", BATON_ERR_INVALID_PARAM),
-                                   std::pair("nosuch.invalid", BATON_ERR_NOT_FOUND),
-                                   std::pair("0.0.0.0:7000", BATON_ERR_INVALID_PARAM)}) {
-    baton_agent_options wrong;
-    baton_agent_options_init(&wrong, sizeof wrong);
-    wrong.name = "wrong";
-    wrong.listen_host = host;
-    baton_agent* none = nullptr;
-    EXPECT_EQ(baton_agent_create(&wrong, &none, &error), code) << host;
-    EXPECT_NE(std::string(error.text).find(host), std::string::npos) << error.text;
-    EXPECT_EQ(none, nullptr);
-  }
   // Options that end before the listener does: defaults for the rest.
   baton_agent_options options;
   std::memset(&options, 0xff, sizeof options);
@@ -429,18 +267,6 @@ TEST_F(Capi, NullOutputPointersCreateNothing) {
             BATON_ERR_INVALID_PARAM);
   ASSERT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, &whole, 1, &after, &error), BATON_OK);
   EXPECT_EQ(after, before + 1) << "numbers are counted";
-}
-
-TEST_F(Capi, NothingWithACountIsRefused) {
-  baton_list list = 0;
-  EXPECT_EQ(baton_agent_register(a.agent, BATON_DRAM, nullptr, 5, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, nullptr, 5, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, nullptr, 5, &list, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_list_prepare_strided(a.agent, nullptr, BATON_DRAM, nullptr, 5, &list, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_notify(a.agent, "b", nullptr, 99, &error), BATON_ERR_INVALID_PARAM);
 }
 
 TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
@@ -515,35 +341,7 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   baton_agent_destroy(none);
 }
 
-TEST_F(Capi, StaleAndForeignHandlesAndBadIndices) {
-  baton_list mine = 0, theirs = 0, foreign = 0;
-  const baton_strided rows = {a.whole.address, 64, 0, 64, 1024};
-  const baton_strided far = {b.whole.address, 64, 0, 64, 1024};
-  ASSERT_EQ(baton_list_prepare_strided(a.agent, nullptr, BATON_DRAM, &rows, 1, &mine, &error),
-            BATON_OK);
-  ASSERT_EQ(baton_list_prepare_strided(a.agent, "b", BATON_DRAM, &far, 1, &theirs, &error),
-            BATON_OK);
-  ASSERT_EQ(baton_list_prepare_strided(b.agent, nullptr, BATON_DRAM, &far, 1, &foreign, &error),
-            BATON_OK);
-  const auto made = [&](baton_list from, std::vector<int64_t> here, baton_list to,
-                        std::vector<int64_t> there) {
-    baton_transfer out = 0;
-    return baton_transfer_make(a.agent, BATON_WRITE, from, here.data(), here.size(), to,
-                               there.data(), there.size(), nullptr, 0, &out, &error);
-  };
-  EXPECT_EQ(made(mine, {0, 1023}, theirs, {1023, 0}), BATON_OK);
-  EXPECT_EQ(made(foreign, {0}, theirs, {0}), BATON_ERR_NOT_FOUND);
-  EXPECT_EQ(made(mine, {0}, foreign, {0}), BATON_ERR_NOT_FOUND);
-  EXPECT_EQ(made(theirs, {0}, mine, {0}), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(made(mine, {0, 1}, theirs, {0}), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(made(mine, {}, theirs, {}), BATON_ERR_INVALID_PARAM);
-  for (const int64_t none : {int64_t{1024}, int64_t{-1}, INT64_MAX, INT64_MIN}) {
-    EXPECT_EQ(made(mine, {none}, theirs, {0}), BATON_ERR_INVALID_PARAM) << none;
-    EXPECT_EQ(made(mine, {0}, theirs, {none}), BATON_ERR_INVALID_PARAM) << none;
-  }
-  EXPECT_EQ(baton_list_release(a.agent, mine, &error), BATON_OK);
-  EXPECT_EQ(made(mine, {0}, theirs, {0}), BATON_ERR_NOT_FOUND);
-
+TEST_F(Capi, StaleAndForeignHandles) {
   const baton_transfer old = make();
   baton_telemetry telemetry{};
   telemetry.size = sizeof telemetry;
@@ -600,22 +398,6 @@ TEST_F(Capi, EveryNumberHasAName) {
   }
   EXPECT_STREQ(baton_result_name(-1000), "BATON_ERR_UNKNOWN");
   EXPECT_THAT(baton_version(), HasSubstr("."));
-}
-
-TEST_F(Capi, AnEventSaysThatATransferEnded) {
-  const int fd = baton_agent_event_fd(a.agent);
-  ASSERT_GE(fd, 0);
-  const baton_transfer write = make();
-  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK);
-  while (baton_transfer_state(a.agent, write, &error) == BATON_IN_PROGRESS) {
-    pollfd one{fd, POLLIN, 0};
-    ASSERT_EQ(poll(&one, 1, 60'000), 1);
-    uint64_t events = 0;
-    ASSERT_EQ(read(fd, &events, sizeof events), 8);
-  }
-  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_OK);
-  EXPECT_EQ(baton_transfer_abort(a.agent, write, &error), BATON_OK) << "too late, and no harm";
-  baton_transfer_abandon(a.agent, write);
 }
 
 }  // namespace

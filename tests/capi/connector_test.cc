@@ -277,22 +277,6 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_kv_connector_wait(nullptr, 0, &error), BATON_ERR_INVALID_PARAM);
 }
 
-// A program that knows no fields but the first ones gets defaults for the rest.
-TEST_F(ConnectorInC, OlderStructsWork) {
-  baton_kv_connector_options options;
-  memset(&options, 0xee, sizeof options);
-  baton_kv_connector_options_init(&options, offsetof(baton_kv_connector_options, max_transfers));
-  options.name = "older";
-  baton_kv_connector* older = nullptr;
-  ASSERT_EQ(baton_kv_connector_create(&options, &older, &error), BATON_OK) << error.text;
-  baton_kv_connector_stats stats{};
-  stats.size = offsetof(baton_kv_connector_stats, loads_failed);
-  stats.loads_failed = 4711;
-  ASSERT_EQ(baton_kv_connector_get_stats(older, &stats, nullptr, &error), BATON_OK);
-  EXPECT_EQ(stats.loads_failed, 4711u);
-  baton_kv_connector_destroy(older);
-}
-
 TEST_F(ConnectorInC, AForkedChildHasNoConnector) {
   const pid_t child = fork();
   if (child == 0) {

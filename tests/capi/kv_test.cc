@@ -162,18 +162,6 @@ TEST_F(KvInC, GroupsAreAsTheyWereAdded) {
             BATON_ERR_INVALID_PARAM);
 }
 
-TEST_F(KvInC, AnotherModelIsAMismatch) {
-  Engine other("other", 8, 16);
-  other.model.weights = "others";
-  other.describe();
-  baton_kv_plan* plan = nullptr;
-  EXPECT_EQ(baton_kv_plan_create(here.agent, BATON_READ, here.layout, "there", other.layout,
-                                 nullptr, &plan, &error),
-            BATON_ERR_MISMATCH);
-  EXPECT_THAT(error.text, HasSubstr("\"others\""));
-  EXPECT_EQ(plan, nullptr);
-}
-
 TEST_F(KvInC, NonsenseIsAnErrorAndNoCrash) {
   baton_kv_layout* layout = nullptr;
   baton_kv_plan* plan = nullptr;
@@ -318,23 +306,6 @@ TEST_F(KvInC, NonsenseAboutChecksumsAndPackingsIsRefused) {
   EXPECT_EQ(baton_kv_ranks_heard(8, UINT32_MAX, UINT32_MAX, 0, numbers, 4, &count, &error),
             BATON_ERR_INVALID_PARAM);
   EXPECT_EQ(baton_kv_ranks_heard(8, 2, 1, 0, numbers, 4, nullptr, &error), BATON_ERR_INVALID_PARAM);
-}
-
-// A program that knows no fields but the first ones gets defaults for the rest.
-TEST_F(KvInC, OlderStructsWork) {
-  baton_kv_plan* plan = nullptr;
-  ASSERT_EQ(create(&plan), BATON_OK) << error.text;
-  baton_kv_plan_info info{};
-  info.size = offsetof(baton_kv_plan_info, layers);
-  info.layers = 4711;
-  ASSERT_EQ(baton_kv_plan_get_info(plan, &info, &error), BATON_OK);
-  EXPECT_EQ(info.layers, 4711u);
-  EXPECT_EQ(info.bytes_per_token, 64u);
-  baton_kv_model model{offsetof(baton_kv_model, dtype), "weights", "\x01", "\x01", "\x01"};
-  baton_kv_layout* layout = nullptr;
-  ASSERT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK) << error.text;
-  baton_kv_layout_destroy(layout);
-  baton_kv_plan_destroy(plan);
 }
 
 }  // namespace

@@ -262,6 +262,15 @@ TEST_F(Nothing, IsNotTakenForAListOrAMessage) {
   EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, nullptr, 1, &group, &paged, &error),
             BATON_ERR_INVALID_PARAM);
   EXPECT_EQ(baton_kv_job_give_payload(connector, 1, nullptr, 4, &error), BATON_ERR_INVALID_PARAM);
+  for (const int32_t refused :
+       {baton_agent_register(agent, BATON_DRAM, nullptr, 5, &error),
+        baton_agent_deregister(agent, BATON_DRAM, nullptr, 5, &error),
+        baton_agent_wait_remote(agent, "nothing", BATON_DRAM, nullptr, 1, 0, &error),
+        baton_list_prepare(agent, nullptr, BATON_DRAM, nullptr, 5, &out, &error),
+        baton_list_prepare_strided(agent, nullptr, BATON_DRAM, nullptr, 5, &out, &error),
+        baton_notify(agent, "nothing", nullptr, 99, &error)}) {
+    EXPECT_EQ(refused, BATON_ERR_INVALID_PARAM);
+  }
 }
 
 TEST_F(Nothing, IsAllocatedForAnOptionOfAllMemory) {
@@ -280,36 +289,6 @@ TEST_F(Nothing, IsAllocatedForAnOptionOfAllMemory) {
   baton_kv_connector* no_connector = nullptr;
   EXPECT_LT(baton_kv_connector_create(&kv, &no_connector, &error), 0);
   EXPECT_EQ(no_connector, nullptr);
-}
-
-// Names: what an agent may be called, and what it is told of others.
-TEST_F(Nothing, AgentNames) {
-  const std::string longest(64, 'n'), longer(65, 'n');
-  baton_agent* made = nullptr;
-  EXPECT_EQ(baton_agent_open(longest.c_str(), &made, &error), BATON_OK) << error.text;
-  EXPECT_EQ(baton_agent_name(made), longest);
-  baton_agent_destroy(made);
-  EXPECT_EQ(baton_agent_open(longer.c_str(), &made, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(made, nullptr);
-  for (const char* name : {"a/b", "..", "a\nb", "a b", "\xff\xfe", "%s%n%x", "a\"b", "\x01"}) {
-    SCOPED_TRACE(name);
-    ASSERT_EQ(baton_agent_open(name, &made, &error), BATON_OK) << error.text;
-    EXPECT_STREQ(baton_agent_name(made), name);
-    EXPECT_EQ(baton_notify(agent, name, "", 0, &error), BATON_ERR_NOT_FOUND);
-    baton_bytes metadata{}, told{};
-    ASSERT_EQ(baton_agent_metadata(made, &metadata, &error), BATON_OK);
-    ASSERT_EQ(baton_agent_add_remote(agent, metadata.data, metadata.size, &told, &error), BATON_OK)
-        << error.text;
-    EXPECT_STREQ(told.data, name);
-    baton_bytes_free(&told);
-    baton_bytes_free(&metadata);
-    EXPECT_EQ(baton_notify(agent, name, "hello", 5, &error), BATON_OK) << error.text;
-    baton_bytes text{};
-    EXPECT_EQ(baton_wait_message(made, 60'000'000'000, nullptr, &text, &error), BATON_OK);
-    baton_bytes_free(&text);
-    EXPECT_EQ(baton_agent_remove_remote(agent, name, &error), BATON_OK) << error.text;
-    baton_agent_destroy(made);
-  }
 }
 
 // Before its beginning all time is over; behind its end it is for ever.

@@ -24,15 +24,11 @@ class Side {
   }
   ~Side() {
     baton_agent_destroy(agent);
-    unmap();
+    munmap(memory_, kBytes);
   }
   Side(const Side&) = delete;
   Side& operator=(const Side&) = delete;
   bool good() const { return good_; }
-  void unmap() {
-    if (memory_ != nullptr) munmap(memory_, kBytes);
-    memory_ = nullptr;
-  }
   char* memory() { return memory_; }
   baton_descriptor part(size_t bytes) const { return {whole_.address, bytes, 0}; }
   std::string metadata() {
@@ -110,15 +106,6 @@ class Child {
     pid_ = -1;
     return status;
   }
-  void stop() {
-    kill(pid_, SIGSTOP);
-    waitpid(pid_, nullptr, WUNTRACED);
-  }
-  void go_on() { kill(pid_, SIGCONT); }
-  void kill_it() {
-    kill(pid_, SIGKILL);
-    ends();
-  }
   // What it said with say(), in whole.
   std::string hear() {
     uint32_t size = 0;
@@ -145,17 +132,6 @@ inline void wait_for_end(int fd) {
   char byte = 0;
   while (read(fd, &byte, 1) > 0) {
   }
-}
-// A peer with an agent called "peer", which says its metadata and where its memory is.
-inline int peer(const char* provider, int in, int out) {
-  Side side("peer", provider);
-  if (!side.good()) return 1;
-  memset(side.memory(), 'p', kBytes);
-  const auto at = reinterpret_cast<uint64_t>(side.memory());
-  say(out, side.metadata());
-  say(out, std::string(reinterpret_cast<const char*>(&at), sizeof at));
-  wait_for_end(in);
-  return 0;
 }
 inline uint64_t number(const std::string& text) {
   uint64_t out = 0;

@@ -109,19 +109,6 @@ class Files(unittest.TestCase):
     async def awaited(transfer):
         await asyncio.wait_for(transfer, LONG)
 
-    def test_what_is_not_between_memory_and_a_file(self):
-        here, there = self.lists([0], [0])
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", there, here, "files"))
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", here, there, "nobody"))
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer(
-            "WRITE", self.a.get_xfer_descs([(8, PAGE, 0)], "DRAM"), there, "files"))
-        self.refused(nixlBind.nixlBackendError, lambda: self.a.initialize_xfer("WRITE", here, there, "files", b"hello"))
-        write = self.move("WRITE", [0], [0])
-        self.refused(nixlBind.nixlBackendError, lambda: self.a.transfer(write, b"hello"))
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.move("WRITE", [0, 1], [0]))
-        without = nixl_agent("without", nixl_agent_config())
-        self.refused(nixlBind.nixlBackendError, lambda: without.register_memory([(0, PAGE, self.fd, "")], "FILE"), "POSIX")
-
     def test_what_was_released_uses_nothing(self):
         read = self.move("READ", range(PAGES), range(PAGES))
         os.ftruncate(self.fd, PAGES * PAGE)

@@ -320,9 +320,8 @@ class Two(unittest.TestCase):
     # --- what is refused
 
     def test_another_model_is_refused_and_says_what_differs(self):
-        for model, said in ((baton.KvModel("sha256:4567", *MODEL[1:]), "sha256:4567"),
-                            (MODEL._replace(dtype="float16"), "data type"), (MODEL._replace(rope="yarn"), "rotary"),
-                            (MODEL._replace(format="2"), "format")):
+        for model, said in ((MODEL._replace(weights="sha256:4567"), "sha256:4567"), (MODEL._replace(dtype="float16"), "data type"),
+                            (MODEL._replace(rope="yarn"), "rotary"), (MODEL._replace(format="2"), "format")):
             other = self.there.add_to(baton.KvLayout(model), self.HEADS, 0)
             with self.assertRaisesRegex(baton.MismatchError, said):
                 baton.KvPlan(self.decode, baton.READ, self.mine, "prefill", baton.KvLayout.decode(other.encode()))

@@ -11,7 +11,7 @@ import urllib.request
 import numpy
 
 import baton
-from baton.nixl._api import nixl_agent, nixl_agent_config, nixlBind
+from baton.nixl._api import nixl_agent, nixl_agent_config
 
 
 def comes_about(what, seconds=60):
@@ -123,14 +123,6 @@ class ByEtcd(unittest.TestCase):
         self.assertTrue(comes_about(lambda: a.check_remote_metadata("b", part)))
         b.invalidate_local_metadata()
         self.assertTrue(comes_about(lambda: not a.check_remote_metadata("b")))
-
-
-class WithoutEtcd(unittest.TestCase):
-    def test_it_says_what_is_missing(self):
-        a = nixl_agent("a", nixl_agent_config())
-        for call in (a.send_local_metadata, a.invalidate_local_metadata, lambda: a.fetch_remote_metadata("b")):
-            with self.assertRaises(nixlBind.nixlInvalidParamError):
-                call()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import tempfile
 import unittest
 import unittest.mock
 
-import baton
 import numpy
 from baton.nixl import _bindings as nixlBind
 from baton.nixl._api import nixl_agent, nixl_agent_config
@@ -95,49 +94,11 @@ class Words(Refused):
         self.refused(nixlBind.nixlInvalidParamError, lambda: self.make(local=self.remote, remote=self.local))
         self.untouched()
 
-    def test_unequal_lengths_and_indices_out_of_range(self):
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([0, 1], [0]), "2 local indices, but 1 remote")
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([], []))
-        for none in (PAGES, -1, 2 ** 63 - 1, -2 ** 63):
-            self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([none], [0]), f"is {none}")
-            self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([0], [none]), f"is {none}")
-        half = self.a.prep_xfer_dlist("b", [(self.theirs.ctypes.data, PAGE // 2, 0)], "DRAM")
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make(remote=half), "differs in size")
-        two, one = ([(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs))
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.initialize_xfer(
-            "WRITE", self.a.get_xfer_descs(two * 2, "DRAM"), self.a.get_xfer_descs(one, "DRAM"), "b"), "paired one to one")
-        self.untouched()
-
     def test_memory_in_use_is_not_deregistered(self):
         descs = self.a.get_reg_descs([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
         self.refused(nixlBind.nixlNotFoundError, lambda: self.b.deregister_memory(descs), "name it as it was registered")
         self.a.deregister_memory(descs)
         self.refused(nixlBind.nixlNotFoundError, lambda: self.a.deregister_memory(descs))
-
-    def test_metadata_of_another_version_or_key(self):
-        good = self.b.get_agent_metadata()
-        other = agent("c")
-        newer = bytearray(good)
-        newer[8] += 1
-        self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(bytes(newer)), "version", "both sides")
-        for at in range(0, len(good), 5):
-            damaged = bytearray(good)
-            damaged[at] ^= 1
-            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(bytes(damaged)))
-            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(good[:at]))
-        with tempfile.NamedTemporaryFile("w", suffix=".key") as key:
-            key.write("ab" * 32)
-            key.flush()
-            os.chmod(key.name, 0o600)
-            with unittest.mock.patch.dict(os.environ, {"BATON_KEY_FILE": key.name}):
-                stranger = agent("stranger")
-            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(stranger.get_agent_metadata()),
-                         "another cluster key")
-        for name in ("b", "stranger"):
-            self.assertFalse(other.check_remote_metadata(name))
-            self.refused(nixlBind.nixlNotFoundError, lambda: other.send_notif(name, b"x"), "load its metadata")
-        for call in (other.send_local_metadata, lambda: other.fetch_remote_metadata("b")):
-            self.refused(nixlBind.nixlInvalidParamError, call, "ip_addr", "NIXL_ETCD_ENDPOINTS")
 
     def test_names_settings_and_backends(self):
         for name in ("n" * 65, "zero\0byte"):

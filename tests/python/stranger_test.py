@@ -82,13 +82,6 @@ class Words(Pair):
             self.assertTrue((self.theirs[:2 * PAGE] == self.mine.reshape(PAGES, PAGE)[[2, 1]].ravel()).all())
         self.assertFalse(self.theirs[2 * PAGE:].any())
 
-    def test_an_operation_is_not_what_is_left_of_a_number(self):
-        for op in (2 ** 32, 2 ** 32 + 1, -1, 2, "READ", None, 0.0, 1.0):
-            self.refused(baton.InvalidParamError, lambda: self.a.transfer(op, self.local, [0], self.remote, [0]),
-                         "baton.READ")
-            self.refused(baton.InvalidParamError, lambda: self.a.direct(op, [(self.mine.ctypes.data, 1, 0)], [
-                (self.theirs.ctypes.data, 1, 0)], "b"), "baton.READ")
-
     def test_text_is_not_cut_where_c_would_end_it(self):
         self.refused(baton.InvalidParamError, lambda: baton.Agent("a\0b"), "zero byte")
         for call in (lambda: self.a.notify("b\0c", b"for whom?"), lambda: self.a.has_remote("b\0c"),

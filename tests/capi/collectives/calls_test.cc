@@ -1,6 +1,5 @@
 // Calls in C: every kind, their works and callbacks, and what makes no sense.
 #include <atomic>
-#include <latch>
 
 #include "tests/capi/collectives/ranks.h"
 
@@ -173,21 +172,6 @@ TEST(CollectivesOfC, AWorkIsToldOnceAndIsOfOneCommunicator) {
   });
 }
 
-TEST(CollectivesOfC, AWaitThatRunsOutLeavesTheCall) {
-  std::atomic<bool> asked{false};
-  run_ranks(2, [&](Rank& self) {
-    if (self.rank == 1) until([&] { return asked.load(); });
-    const baton_work work = self.start(call_of(BATON_BARRIER, nullptr, nullptr, 0));
-    if (self.rank == 0) {
-      EXPECT_EQ(baton_work_wait(self.comm, work, 1000, &self.error), BATON_ERR_TIMEOUT);
-      EXPECT_EQ(baton_work_test(self.comm, work, &self.error), BATON_IN_PROGRESS);
-      asked = true;
-    }
-    EXPECT_EQ(baton_work_wait(self.comm, work, BATON_FOREVER, &self.error), BATON_OK)
-        << self.error.text;
-  });
-}
-
 TEST(CollectivesOfC, ACallThatRunsOutOfTimeIsCanceledAndSaysWhatItWaitedFor) {
   std::atomic<bool> over{false};
   run_ranks(2, [&](Rank& self) {
@@ -250,45 +234,6 @@ TEST(CollectivesOfC, EndsAreToldToCallbacks) {
   });
 }
 
-struct Chain {
-  Rank& self;
-  int left;
-  std::atomic<bool> over{false};
-  static void on_end(void* context, baton_work /*work*/, int32_t result, const char* text) {
-    auto& chain = *static_cast<Chain*>(context);
-    EXPECT_EQ(result, BATON_OK) << text;
-    if (chain.left-- == 0) {
-      chain.over = true;
-    } else {
-      chain.begin();
-    }
-  }
-  void begin() {
-    baton_call call = call_of(BATON_BARRIER, nullptr, nullptr, 0);
-    call.flags = BATON_CALL_DETACHED;
-    call.on_end = on_end;
-    call.context = this;
-    EXPECT_EQ(baton_comm_start(self.comm, &call, nullptr, &self.error), BATON_OK)
-        << self.error.text;
-  }
-};
-
-TEST(CollectivesOfC, ACallbackMayBeginCalls) {
-  for (const uint8_t background : {0, 1}) {
-    run_ranks(
-        2,
-        [](Rank& self) {
-          Chain chain{self, 50};
-          chain.begin();
-          baton_endpoint* endpoint = nullptr;
-          EXPECT_EQ(baton_comm_endpoint(self.comm, &endpoint, &self.error), BATON_OK);
-          until([&] { return chain.over.load(); }, [&] { baton_endpoint_progress(endpoint); });
-          baton_endpoint_close(endpoint);
-        },
-        "shm", background);
-  }
-}
-
 // Promise(collectives): A communicator of C that is destroyed with calls in flight ends them, tells
 //   their callbacks, and its peers hear of it | their ends are canceled before the function returns
 TEST(CollectivesOfC, DestroyingWithCallsInFlightEndsThem) {
@@ -311,22 +256,6 @@ TEST(CollectivesOfC, DestroyingWithCallsInFlightEndsThem) {
     EXPECT_EQ(told.count, 1);
     EXPECT_EQ(told.result, BATON_ERR_CANCELED);
     left = true;
-  });
-}
-
-TEST(CollectivesOfC, AbortEndsCallsHereAndThere) {
-  std::latch started(2);
-  run_ranks(2, [&](Rank& self) {
-    int32_t word = 0;
-    const baton_work work =
-        self.start(call_of(BATON_RECEIVE, nullptr, &word, 1, 1 - self.rank));  // that nothing sends
-    started.arrive_and_wait();
-    if (self.rank == 0) {
-      EXPECT_EQ(baton_comm_abort(self.comm, "enough", &self.error), BATON_OK);
-    }
-    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_ERR_CANCELED);
-    EXPECT_THAT(self.error.text, HasSubstr("enough"));
-    EXPECT_THAT(self.error.text, HasSubstr("rank 0"));
   });
 }
 
@@ -448,16 +377,6 @@ TEST(CollectivesOfC, NothingIsRefusedEverywhere) {
   baton_comm_destroy(nullptr);
   baton_endpoint_close(nullptr);
   baton_rendezvous_close(nullptr);
-}
-
-TEST(CollectivesOfC, MismatchingCallsNameBothRanks) {
-  run_ranks(2, [](Rank& self) {
-    int32_t words[4] = {};
-    EXPECT_EQ(self.run(call_of(BATON_ALL_REDUCE, words, words, self.rank == 0 ? 2 : 3)),
-              BATON_ERR_INVALID_PARAM);
-    EXPECT_THAT(self.error.text, HasSubstr("rank 0"));
-    EXPECT_THAT(self.error.text, HasSubstr("rank 1"));
-  });
 }
 
 }  // namespace

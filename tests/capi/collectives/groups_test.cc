@@ -1,19 +1,13 @@
 // Groups in C, of calls and of ranks; and what they leave in the process.
 #include <dirent.h>
 #include <poll.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <atomic>
-#include <latch>
 
 #include "tests/capi/collectives/ranks.h"
-#include "tests/temporary_folder.h"
 
 namespace baton::capi {
 namespace {
-
-using ::testing::HasSubstr;
 
 // Promise(collectives): A program in C waits for several calls as one | as
 //   Communicator::group_begin(), with the numbers and errors of the library
@@ -75,8 +69,15 @@ struct Member {
   baton_error error = BATON_ERROR_INIT;
 };
 
-// body(member, its rank, all handles) on a thread for each.
-void run_members(int members,
+baton_comm_options group(uint64_t uuid) {
+  baton_comm_options options;
+  baton_comm_options_init(&options, sizeof options);
+  options.uuid = uuid;
+  return options;
+}
+
+// body(member, its rank, all handles) on a thread for each, once it has a communicator of all.
+void run_members(int members, uint64_t uuid,
                  const std::function<void(Member&, int, const std::vector<baton_handle>&)>& body) {
   std::vector<Member> all(static_cast<size_t>(members));
   std::vector<baton_handle> handles(all.size());
@@ -87,16 +88,17 @@ void run_members(int members,
   }
   std::vector<std::thread> threads;
   for (int i = 0; i < members; ++i) {
-    threads.emplace_back([&, i] { body(all[static_cast<size_t>(i)], i, handles); });
+    threads.emplace_back([&, i] {
+      Member& self = all[static_cast<size_t>(i)];
+      const baton_comm_options options = group(uuid);
+      ASSERT_EQ(baton_comm_create(self.endpoint, handles.data(), handles.size(), &options,
+                                  &self.comm, &self.error),
+                BATON_OK)
+          << self.error.text;
+      body(self, i, handles);
+    });
   }
   for (std::thread& thread : threads) thread.join();
-}
-
-baton_comm_options group(uint64_t uuid) {
-  baton_comm_options options;
-  baton_comm_options_init(&options, sizeof options);
-  options.uuid = uuid;
-  return options;
 }
 
 int32_t sum_of_ones(baton_comm* comm, baton_error& error) {
@@ -109,12 +111,7 @@ int32_t sum_of_ones(baton_comm* comm, baton_error& error) {
 }
 
 TEST(GroupsOfC, AreMadeOfHandlesSplitAndTakenAsParts) {
-  run_members(3, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
-    const baton_comm_options options = group(7);
-    ASSERT_EQ(
-        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
-        BATON_OK)
-        << self.error.text;
+  run_members(3, 7, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
     EXPECT_EQ(baton_comm_rank(self.comm), rank);
     EXPECT_EQ(baton_comm_ranks(self.comm), 3);
     ASSERT_EQ(baton_comm_wait_ready(self.comm, kLong, &self.error), BATON_OK) << self.error.text;
@@ -147,36 +144,8 @@ TEST(GroupsOfC, AreMadeOfHandlesSplitAndTakenAsParts) {
   });
 }
 
-TEST(GroupsOfC, TakeOtherMembersAfterAnAbort) {
-  std::latch aborted(3);
-  run_members(3, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
-    const baton_comm_options options = group(11);
-    ASSERT_EQ(
-        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
-        BATON_OK)
-        << self.error.text;
-    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
-    EXPECT_EQ(baton_comm_abort(self.comm, "shrinks", &self.error), BATON_OK);
-    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_ERR_CANCELED);
-    aborted.arrive_and_wait();
-    if (rank == 2) return;
-    baton_work work = 0;
-    ASSERT_EQ(baton_comm_reconfigure(self.comm, handles.data(), 2, 12, kLong, &work, &self.error),
-              BATON_OK)
-        << self.error.text;
-    ASSERT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
-    EXPECT_EQ(baton_comm_ranks(self.comm), 2);
-    EXPECT_EQ(sum_of_ones(self.comm, self.error), 2);
-  });
-}
-
 TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
-  run_members(2, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
-    const baton_comm_options options = group(21);
-    ASSERT_EQ(
-        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
-        BATON_OK)
-        << self.error.text;
+  run_members(2, 21, [](Member& self, int rank, const std::vector<baton_handle>&) {
     void* memory = nullptr;
     ASSERT_EQ(baton_endpoint_allocate(self.endpoint, 4096, &memory, &self.error), BATON_OK)
         << self.error.text;
@@ -200,12 +169,7 @@ TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
 // Promise(collectives): A loop may sleep on an endpoint's event descriptor | peers begin later
 TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
   std::atomic<int> asleep{0};
-  run_members(2, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
-    const baton_comm_options options = group(23);
-    ASSERT_EQ(
-        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
-        BATON_OK)
-        << self.error.text;
+  run_members(2, 23, [&](Member& self, int rank, const std::vector<baton_handle>&) {
     for (int turn = 1; turn <= 20; ++turn) {
       std::vector<int32_t> data(turn % 2 != 0 ? 16 : 300'000, rank + 1);
       const baton_call call = call_of(BATON_ALL_REDUCE, data.data(), data.data(), data.size());
@@ -266,67 +230,7 @@ TEST(GroupsOfC, HandlesThatMakeNoSenseAreRefused) {
   }
 }
 
-TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
-  baton_rendezvous* server = nullptr;
-  baton_bytes address{};
-  baton_error error = BATON_ERROR_INIT;
-  ASSERT_EQ(baton_rendezvous_open(nullptr, 2, nullptr, &server, &address, &error), BATON_OK);
-  const auto meets = [&](int32_t rank, int32_t ranks, int64_t timeout, baton_error& why,
-                         baton_endpoint* endpoint = nullptr) {
-    baton_place place = BATON_PLACE_INIT;
-    place.rendezvous = address.data;
-    place.rank = rank;
-    place.ranks = ranks;
-    baton_comm_options options = group(0);
-    options.start_timeout = timeout;
-    baton_comm* comm = nullptr;
-    const int32_t result = baton_comm_meet(endpoint, &place, &options, &comm, &why);
-    EXPECT_EQ(comm == nullptr, result != BATON_OK);
-    baton_comm_destroy(comm);
-    return result;
-  };
-  EXPECT_EQ(meets(2, 2, kLong, error), BATON_ERR_INVALID_PARAM) << error.text;
-  EXPECT_EQ(meets(0, 2, 50'000'000, error), BATON_ERR_TIMEOUT) << error.text;
-  EXPECT_THAT(error.text, HasSubstr("1"));
-  baton_error twice = BATON_ERROR_INIT;
-  std::thread other([&] { EXPECT_EQ(meets(0, 2, kLong, twice), BATON_ERR_INVALID_PARAM); });
-  EXPECT_EQ(meets(0, 2, kLong, error), BATON_ERR_INVALID_PARAM);
-  other.join();
-  EXPECT_THAT(error.text, HasSubstr("rank 0"));
-  baton::TemporaryFolder folder;
-  const std::string key = folder.path("key");
-  folder.file("key", std::string(64, 'a'));
-  chmod(key.c_str(), 0600);
-  baton_endpoint_options stranger;
-  baton_endpoint_options_init(&stranger, sizeof stranger);
-  stranger.key_file = key.c_str();
-  baton_endpoint* endpoint = nullptr;
-  ASSERT_EQ(baton_endpoint_open(&stranger, &endpoint, &error), BATON_OK) << error.text;
-  EXPECT_EQ(meets(0, 2, kLong, error, endpoint), BATON_ERR_MISMATCH) << error.text;
-  baton_endpoint_close(endpoint);
-  baton_rendezvous_close(server);
-  baton_bytes_free(&address);
-}
-
 // --- the process ---
-
-TEST(CollectivesOfC, AForkedChildIsRefused) {
-  run_ranks(1, [](Rank& self) {
-    const pid_t child = fork();
-    if (child == 0) {
-      baton_error error = BATON_ERROR_INIT;
-      const bool refused = baton_comm_state(self.comm, &error) == BATON_ERR_INVALID_PARAM &&
-                           std::strstr(error.text, "forked") != nullptr &&
-                           baton_comm_rank(self.comm) == -1;
-      baton_comm_destroy(self.comm);
-      _exit(refused ? 0 : 1);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    EXPECT_EQ(status, 0);
-    EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
-  });
-}
 
 size_t entries(const char* folder) {
   size_t count = 0;
@@ -364,32 +268,6 @@ TEST(CollectivesOfC, LeaveNothingBehind) {
   EXPECT_EQ(entries("/proc/self/fd"), descriptors);
   EXPECT_EQ(shared_mappings(), shared);
   until([&] { return entries("/proc/self/task") <= threads; });  // who was joined is listed longer
-}
-
-TEST(CollectivesOfC, TheEnvironmentSaysThePlace) {
-  const char* const names[] = {"BATON_RANK", "BATON_RANKS", "BATON_RENDEZVOUS"};
-  baton_place place = BATON_PLACE_INIT;
-  baton_bytes where{};
-  baton_error error = BATON_ERROR_INIT;
-  for (const char* name :
-       {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    unsetenv(name);
-  }
-  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_NOT_FOUND);
-  EXPECT_EQ(where.data, nullptr);
-  setenv(names[0], "2", 1);
-  setenv(names[1], "4", 1);
-  setenv(names[2], "127.0.0.1:4711", 1);
-  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_OK) << error.text;
-  EXPECT_EQ(place.rank, 2);
-  EXPECT_EQ(place.ranks, 4);
-  EXPECT_STREQ(place.rendezvous, "127.0.0.1:4711");
-  EXPECT_EQ(place.rendezvous, where.data);
-  baton_bytes_free(&where);
-  setenv(names[0], "four", 1);
-  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_THAT(error.text, HasSubstr("BATON_RANK"));
-  for (const char* name : names) unsetenv(name);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ inline baton_call call_of(int32_t kind, const void* in, void* out, size_t count,
 
 // body(rank) on a thread for each.
 inline void run_ranks(int ranks, const std::function<void(Rank&)>& body,
-                      const char* provider = "shm", uint8_t background = 0) {
+                      const char* provider = "shm") {
   baton_rendezvous* server = nullptr;
   baton_bytes address{};
   baton_error error = BATON_ERROR_INIT;
@@ -62,7 +62,6 @@ inline void run_ranks(int ranks, const std::function<void(Rank&)>& body,
       baton_endpoint_options options;
       baton_endpoint_options_init(&options, sizeof options);
       options.providers = provider;
-      options.background = background;
       baton_endpoint* endpoint = nullptr;
       ASSERT_EQ(baton_endpoint_open(&options, &endpoint, &self.error), BATON_OK) << self.error.text;
       const int32_t met = baton_comm_meet(endpoint, &place, nullptr, &self.comm, &self.error);

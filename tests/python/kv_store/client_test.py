@@ -1,7 +1,6 @@
 """The way to a KV store: right bytes or a miss, whatever the store, the wire, or the one between them does."""
 import array
 import hashlib
-import logging
 import random
 import signal
 import socket
@@ -10,7 +9,7 @@ import time
 import unittest
 
 from baton.kv_store import KvStore, Names, names_of
-from store_process import PATIENCE, Between, Store, descriptors, until
+from store_process import PATIENCE, Between, WithStore, until
 
 
 def key(number):
@@ -45,22 +44,8 @@ class Flip:
         return bytes(hurt)
 
 
-class Client(unittest.TestCase):
+class Client(WithStore):
     """Each test with a store of its own."""
-
-    def setUp(self):
-        logging.getLogger("baton.kv_store").setLevel(logging.ERROR)
-        self.before = descriptors()
-        self.threads = threading.active_count()
-
-    def tearDown(self):
-        self.doCleanups()
-        self.assertEqual((descriptors(), threading.active_count()), (self.before, self.threads))
-
-    def store(self, **how):
-        store = Store(**how)
-        self.addCleanup(store.close)
-        return store
 
     def between(self, store, **how):
         between = Between(store.port, **how)

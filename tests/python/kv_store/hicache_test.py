@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 import sglang_fakes as fakes
-from store_process import PATIENCE, WithStore, until
+from store_process import PATIENCE, WithStore
 
 fakes.install()
 from baton.kv_store.hicache import BatonHiCache  # noqa: E402: where SGLang would be
@@ -172,17 +172,6 @@ class HiCache(WithStore):
                                     fakes.PoolTransfer(INDEXER, places(22), keys=keys(4))])
         self.assertEqual(got, {MAMBA: [True, False], INDEXER: [True]})
         self.assertEqual(backend.registered_pools[MAMBA].pages[20], block(4, 512))
-
-    def test_a_store_that_is_stopped_or_killed_has_nothing_and_is_used_again(self):
-        store = self.store()
-        backend = self.backend(store.address, silence=0.3)
-        until(lambda: self.put(backend, 1) == [True])
-        for end, begin in ((store.stop, store.go_on), (store.kill, store.start)):
-            end()
-            self.assertEqual(backend.batch_get_v1(keys(1, 2), places(10, 20)), [False, False])
-            self.assertEqual((backend.batch_exists(keys(1)), self.put(backend, 1)), (0, [False]))
-            begin()
-            until(lambda: self.put(backend, 1) == [True] and backend.batch_get_v1(keys(1), places(10)) == [True])
 
     def test_clear_takes_no_page_of_others(self):
         backend = self.backend(self.store().address)

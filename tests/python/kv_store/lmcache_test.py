@@ -8,7 +8,7 @@ import threading
 import unittest
 
 from baton.kv_store.lmcache import BatonStore
-from store_process import PATIENCE, WithStore, until
+from store_process import PATIENCE, WithStore
 
 MODELS = {"org/model": {"weights": "w1", "dtype": "bfloat16", "layout": "256 tokens"},
           "other": {"weights": "w2", "dtype": "bfloat16", "layout": "256 tokens"}}
@@ -80,8 +80,6 @@ class Adapter:
 
 
 class Plugin(WithStore):
-    MEMORY_MIB = 256
-
     def adapter(self, address, models=MODELS, silence=PATIENCE / 2, **how):
         client = BatonStore(address, models, silence=silence, timeout=PATIENCE, retry=0.02, **how)
         adapter = Adapter(client)
@@ -133,24 +131,8 @@ class Plugin(WithStore):
         with self.assertRaises(ValueError):
             BatonStore("nowhere", MODELS)
 
-    def test_a_store_that_is_stopped_or_killed_has_nothing_and_is_used_again(self):
-        store = self.store()
-        adapter = self.adapter(store.address, silence=0.3)
-        until(lambda: adapter.set([key(1)], [block(1)])[0])
-        store.stop()
-        self.assertEqual(adapter.get([key(1)]), [None])
-        self.assertEqual(adapter.exists([key(1)]), [False])
-        self.assertEqual(adapter.set([key(2)], [block(2)])[2], [False])
-        store.go_on()
-        until(lambda: adapter.get([key(1)]) == [block(1)])
-        store.kill()
-        self.assertEqual(adapter.get([key(1)]), [None])
-        store.start()
-        until(lambda: adapter.set([key(1)], [block(1)])[0])
-        self.assertEqual(adapter.get([key(1)]), [block(1)])
-
     def test_many_batches_at_once_and_large_ones(self):
-        adapter = self.adapter(self.store().address, workers=8)
+        adapter = self.adapter(self.store(256).address, workers=8)
         numbers = list(range(4000))
         sets = [adapter.submit(adapter.client.submit_batch_set, [key(i) for i in numbers[at:at + 200]],
                                [memoryview(block(i)) for i in numbers[at:at + 200]]) for at in range(0, 4000, 200)]

@@ -149,8 +149,6 @@ def descriptors():
 class WithStore(unittest.TestCase):
     """A test that leaves no descriptor and no thread behind."""
 
-    MEMORY_MIB = 128
-
     def setUp(self):
         logging.getLogger("baton.kv_store").setLevel(logging.CRITICAL)
         self.before = descriptors(), threading.active_count()
@@ -159,7 +157,7 @@ class WithStore(unittest.TestCase):
         self.doCleanups()
         self.assertEqual((descriptors(), threading.active_count()), self.before)
 
-    def store(self):
-        store = Store(self.MEMORY_MIB)
+    def store(self, memory_mib=128):
+        store = Store(memory_mib)
         self.addCleanup(store.close)
         return store
