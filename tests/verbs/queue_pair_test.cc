@@ -94,52 +94,6 @@ class QueuePairs : public testing::TestWithParam<uint32_t> {
   Log at_b_;
 };
 
-TEST_P(QueuePairs, UnsignalledWorkIsCompletedByWhatFollows) {
-  for (uint32_t i = 0; i < 5; ++i) a_->add(write(i));
-  EXPECT_EQ(a_->room(), 27u);
-  EXPECT_EQ(a_->inflight_bytes(), 5000u);
-  a_->ring();
-  EXPECT_EQ(fake_.stats().doorbells, 1u);
-  EXPECT_EQ(fake_.stats().signalled, 1u);
-  poll();
-  ASSERT_EQ(at_a_.done.size(), 5u);
-  for (uint32_t i = 0; i < 5; ++i) {
-    EXPECT_EQ(at_a_.done[i], std::make_pair(i, IBV_WC_SUCCESS));
-  }
-  EXPECT_EQ(a_->room(), 32u);
-  EXPECT_EQ(a_->inflight_bytes(), 0u);
-  EXPECT_TRUE(a_->idle());
-}
-
-TEST_P(QueuePairs, AFullQueueIsNeverOverrunAndComesBack) {
-  uint32_t posted = 0;
-  for (int round = 0; round < 50; ++round) {
-    while (a_->room() > 0) a_->add(write(posted++));
-    a_->ring();
-    poll(1);
-  }
-  poll(20);
-  EXPECT_EQ(at_a_.done.size(), posted);
-  EXPECT_GT(posted, 200u);
-}
-
-TEST_P(QueuePairs, MessagesAndImmediatesArriveInOrderBehindTheirWrites) {
-  memory_[5] = std::byte{77};
-  a_->add(write(1));
-  a_->add_message("hello", 2);
-  QueuePair::Work counted = write(3);
-  counted.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  counted.immediate = 0xdeadbeef;
-  a_->add(counted);
-  a_->add_message(std::string(kMessageBytes, 'x'), 4);
-  a_->ring();
-  poll();
-  EXPECT_THAT(at_b_.messages, ElementsAre("hello", std::string(kMessageBytes, 'x')));
-  EXPECT_THAT(at_b_.immediates, ElementsAre(0xdeadbeefu));
-  EXPECT_EQ(b_->received(), 3u);
-  EXPECT_EQ(memory_[(1 << 16) + 5], std::byte{77});
-}
-
 TEST_P(QueuePairs, AfterARefusedAccessTheRestIsFlushedInOrder) {
   a_->add(write(0));
   a_->add(write(1));
@@ -184,32 +138,6 @@ TEST_P(QueuePairs, BrokenOffEverythingComesBackOnce) {
   for (uint32_t i = 0; i < 21; ++i) EXPECT_EQ(at_a_.done[i].first, i);
   EXPECT_EQ(at_a_.done[20].second, IBV_WC_WR_FLUSH_ERR);
   EXPECT_TRUE(a_->drained());
-}
-
-TEST_P(QueuePairs, WithoutALinkRetriesRunOutWhenPredicted) {
-  a_->add(write(0));
-  fake_.set_cable(0, false);
-  a_->ring();
-  poll();
-  EXPECT_THAT(at_a_.done, IsEmpty());
-  clock_.advance(tuning_.detection() - Time(1));
-  poll();
-  EXPECT_THAT(at_a_.done, IsEmpty());
-  clock_.advance(Time(1));
-  poll();
-  EXPECT_THAT(at_a_.done, ElementsAre(std::pair(0u, IBV_WC_RETRY_EXC_ERR)));
-}
-
-TEST_P(QueuePairs, ArmingWakesThroughTheChannel) {
-  EXPECT_FALSE(a_->arm());
-  EXPECT_TRUE(a_->arm());
-  EXPECT_FALSE(devices_.devices[0]->next_completion_event());
-  a_->add(write(1));
-  a_->ring();
-  poll();
-  EXPECT_TRUE(devices_.devices[0]->next_completion_event());
-  EXPECT_FALSE(devices_.devices[0]->next_completion_event());
-  EXPECT_FALSE(a_->arm()) << "an event uses the arming up";
 }
 
 TEST_P(QueuePairs, WhatComesAfterABreakHasNotArrived) {
