@@ -420,10 +420,5 @@ TEST(Handshake, HelloInfoSurvivesOnlyWhole) {
   EXPECT_FALSE(HelloInfo::decode(whole.encode()).ok());
 }
 
-TEST(ClusterKey, ExplainsShortAndMissingKeys) {
-  EXPECT_FALSE(ClusterKey::from_bytes("short").ok());
-  EXPECT_EQ(ClusterKey::from_file("/nonexistent/key").status().code(), absl::StatusCode::kNotFound);
-}
-
 }  // namespace
 }  // namespace baton::net

@@ -173,42 +173,6 @@ TEST_F(UcxHostile, BytesThatAreNoFrameTakeTheRailDown) {
   expect_serving();
 }
 
-TEST_F(UcxHostile, AWrongKeyMovesNoByteAndIsAnswered) {
-  std::vector<char> memory(4096, 'm');
-  auto region = node_.regions.add(reinterpret_cast<std::byte*>(memory.data()), memory.size(),
-                                  Access::kRemoteReadWrite, {});
-  ASSERT_TRUE(region.ok());
-  const RemoteRegion remote = node_.regions.describe(**region);
-  RawPeer raw;
-  raw.join(node_, address_);
-  if (HasFatalFailure()) return;
-  std::string piece(framed::kPieceBytes, '\0');
-  framed::encode_piece({0, 8}, piece.data());
-  raw.send(Frame{.type = FrameType::kWrite,
-                 .flags = framed::kLast,
-                 .transfer = {1, 1},
-                 .bytes = 8,
-                 .pieces = 1,
-                 .region = remote.index,
-                 .generation = remote.generation,
-                 .key = remote.key ^ 1,
-                 .slice_bytes = 8,
-                 .total_bytes = 8},
-           piece + "evilevil");
-  until({&node_}, [&] {
-    raw.engine->progress();
-    return !raw.heard.empty();
-  });
-  const auto answer =
-      framed::decode_header(raw.opened(raw.heard.front()).substr(0, framed::kHeaderBytes));
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->type, FrameType::kWriteAck);
-  EXPECT_NE(answer->code, absl::StatusCode::kOk);
-  EXPECT_EQ(memory, std::vector<char>(4096, 'm'));
-  EXPECT_TRUE(node_.down.empty());
-  EXPECT_TRUE(node_.landed.empty());
-}
-
 TEST_F(UcxHostile, HangingUpTakesTheRailDown) {
   RawPeer raw;
   raw.join(node_, address_);
