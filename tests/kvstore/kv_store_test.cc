@@ -5,6 +5,7 @@
 #include "kvtransfer/store/store_messages.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/kvtiers/records.h"
+#include "tests/manual_clock.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
@@ -24,16 +25,6 @@ constexpr uint32_t kLayers = 5;
 constexpr uint32_t kBlocks = 64;
 constexpr size_t kBytes = 3000;
 const Time kLong = until_gives_up();  // for what must come
-
-// One that the engine's threads may look at.
-class HandClock final : public Clock {
- public:
-  Time now() const override { return Time(now_.load()); }
-  void advance(Time by) { now_ += by.count(); }
-
- private:
-  std::atomic<Time::rep> now_{Time(std::chrono::hours(1)).count()};
-};
 
 ClusterKey cluster_key() { return *ClusterKey::from_bytes("a key for the tests of stores"); }
 
@@ -255,7 +246,7 @@ class Mute {
 //   clock
 TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
   Mute mute(GetParam());
-  HandClock clock;
+  ManualClock clock;
   StoreClientOptions options = client(mute.address());
   options.clock = &clock;
   options.lookup_timeout = options.load_timeout = kLong;

@@ -51,32 +51,6 @@ TEST_P(AgentTest, ListsAndIndicesMoveThePagesTheyNameAndNoOthers) {
   EXPECT_EQ(a_->stats().transfers + a_->stats().lists, 0u);
 }
 
-TEST_P(AgentTest, ManyRangesAndSizesInOneTransfer) {
-  // 40 ranges on each side, and sizes that no two descriptors share.
-  std::vector<std::unique_ptr<AgentMemory>> here, there;
-  std::vector<Descriptor> local, remote;
-  for (size_t i = 0; i < 40; ++i) {
-    here.push_back(std::make_unique<AgentMemory>(*a_, 4096 + i, static_cast<int>(i)));
-    there.push_back(std::make_unique<AgentMemory>(*b_, 8192, static_cast<int>(50 + i)));
-  }
-  EXPECT_EQ(introduce(*a_, *b_), "beta");
-  std::vector<std::vector<uint8_t>> expected;
-  for (size_t i = 0; i < 40; ++i) {
-    const AgentMemory& target = *there[39 - i];
-    local.push_back({here[i]->address(i), 3000 + i, 0});
-    remote.push_back({target.address(2 * i), 3000 + i, 0});
-  }
-  const auto write = a_->make_transfer(Op::kWrite, local, remote, "beta", "all of them");
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(run(*write).ok());
-  EXPECT_EQ(heard(*b_, 1)[0].payload, "all of them");
-  for (size_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(std::memcmp(&here[i]->bytes[i], &there[39 - i]->bytes[2 * i], 3000 + i), 0) << i;
-    EXPECT_EQ(there[39 - i]->bytes[2 * i + 3000 + i],
-              static_cast<uint8_t>(((2 * i + 3000 + i) * 7 + 50 + 39 - i) % 251));
-  }
-}
-
 TEST_P(AgentTest, AFinishedTransferIsPostedAgain) {
   const auto local = a_->prepare_local(mine_->pages(4096, 64));
   const auto remote = a_->prepare_remote("beta", theirs_->pages(4096, 64));
@@ -318,42 +292,6 @@ TEST_P(AgentTest, WhatGoesWrongWithMemoryIsSaidAndNothingIsLeft) {
   EXPECT_EQ(a_->stats().registered, registered);
 }
 
-TEST_P(AgentTest, ThreadsPostAndReleaseOnOneAgent) {
-  const auto local = a_->prepare_local(mine_->pages(1024, 256));
-  const auto remote = a_->prepare_remote("beta", theirs_->pages(1024, 256));
-  std::vector<std::thread> threads;
-  for (int64_t t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      for (int64_t i = 0; i < 40; ++i) {
-        const int64_t page = 64 * t + i;
-        const auto write =
-            a_->make_transfer(Op::kWrite, *local, {page}, *remote, {page}, std::to_string(page));
-        ASSERT_TRUE(write.ok());
-        ASSERT_TRUE(a_->post(*write).ok());
-        if (i % 4 != 0) {
-          ASSERT_TRUE(a_->wait(*write, kLong).ok());
-        }
-        AgentMemory more(*a_, 64, 1);
-        ASSERT_TRUE(a_->deregister_memory({more.whole()}).ok());
-        if (i % 3 == 0) {
-          a_->abandon(*write);
-        } else {
-          ASSERT_TRUE(a_->release(*write).ok());
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(a_->stats().transfers, 0u);
-  for (size_t t = 0; t < 4; ++t) {
-    for (size_t i = 0; i < 40; ++i) {
-      if (i % 4 == 0) continue;  // may have been cancelled
-      const size_t at = (64 * t + i) * 4096;
-      EXPECT_EQ(std::memcmp(&theirs_->bytes[at], &mine_->bytes[at], 1024), 0);
-    }
-  }
-}
-
 TEST_P(AgentTest, WithoutAThreadBytesMoveInsideTheCalls) {
   const auto c = make_agent(agent_options("gamma", GetParam(), false));
   const auto d = make_agent(agent_options("delta", GetParam(), false));
@@ -387,14 +325,6 @@ TEST(Agent, NamesAreChecked) {
   options.worker.require = "tpc";
   EXPECT_THAT(std::string(Agent::create(options).status().message()),
               HasSubstr("did you mean tcp?"));
-}
-
-TEST(Agent, MetadataOfAnotherClusterIsRefused) {
-  AgentOptions options = agent_options("stranger");
-  options.worker.key = *ClusterKey::from_bytes("the key of another cluster altogether");
-  const auto stranger = make_agent(std::move(options));
-  const auto a = make_agent(agent_options("alpha"));
-  EXPECT_TRUE(absl::IsDataLoss(a->add_remote(*stranger->metadata()).status()));
 }
 
 TEST(Agent, MetadataByListener) {

@@ -152,24 +152,6 @@ struct Keeper : ::testing::Test {
   int settled = 0;
 };
 
-TEST_F(Keeper, EachIsPutOnceAndTakenBack) {
-  make(kNoRenewal);
-  keeper->publish("a", "", "1");
-  keeper->publish("a", "part", "2");
-  keeper->publish("b", "", "3");
-  script.wait("put b=3");
-  keeper->withdraw("a", "farewell");
-  script.wait("put a=farewell");
-  keeper->publish("c", "part", "4");
-  script.wait("put c.part=4");
-  keeper->withdraw("c", "farewell");  // there is no whole
-  script.wait("put c.part=farewell");
-  keeper = nullptr;
-  EXPECT_THAT(script.all(), ElementsAre("put a=1", "put a.part=2", "put b=3", "remove a.part",
-                                        "put a=farewell", "put c.part=4", "put c.part=farewell",
-                                        "remove a", "remove b", "remove c.part"));
-}
-
 TEST_F(Keeper, WhatIsWantedWhileTheStoreIsAskedIsDoneNext) {
   make(kNoRenewal);
   script.before_answering("put a=1", [&] { keeper->publish("a", "", "2"); });
