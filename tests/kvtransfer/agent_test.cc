@@ -394,91 +394,94 @@ TEST(Agent, OneThatIsGoneIsSaidToBe) {
   EXPECT_TRUE(a->release(*write).ok());
 }
 
+// Two agents over tcp with memory of one size each, which this test's thread drives.
+struct Pair {
+  explicit Pair(size_t bytes, SettingValues settings = {}) {
+    AgentOptions options = agent_options("alpha", "tcp", false);
+    options.worker.settings = std::move(settings);
+    a = make_agent(std::move(options));
+    mine.emplace(*a, bytes, 1);
+    theirs.emplace(*b, bytes, 2);
+    introduce(*a, *b);
+  }
+  AgentTransferId make() const {
+    return *a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine->whole()},
+                             std::vector<Descriptor>{theirs->whole()}, "beta");
+  }
+  bool runs(AgentTransferId id) const { return *a->state(id) == AgentTransferState::kRunning; }
+  void run_to_end(AgentTransferId id, CallSite from = CallSite::here()) {
+    run_agents(
+        *a, *b, [&] { return !runs(id); }, from);
+  }
+  // Once whole, so that there is a connection; then once more, and beta stands still.
+  AgentTransferId post_to_silent() {
+    const AgentTransferId id = make();
+    EXPECT_TRUE(a->post(id).ok());
+    run_to_end(id);
+    EXPECT_EQ(*a->state(id), AgentTransferState::kDone);
+    EXPECT_TRUE(a->post(id).ok());
+    return id;
+  }
+  std::unique_ptr<Agent> a, b = make_agent(agent_options("beta", "tcp", false));
+  std::optional<AgentMemory> mine, theirs;
+};
+
 TEST(Agent, OneThatIsRemovedHasNoTransferCalledEndedThatMayLandThere) {
-  AgentOptions options = agent_options("alpha", "tcp", false);
-  options.worker.settings = {{"peer.answer_ms", "3600000"}};
-  const auto a = make_agent(options);
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto make = [&] {
-    return a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                            std::vector<Descriptor>{theirs.whole()}, "beta");
-  };
-  const auto first = make();
-  ASSERT_TRUE(a->post(*first).ok());
-  run_agents(*a, *b, [&] { return *a->state(*first) == AgentTransferState::kDone; });
-  // From here on beta stands still, and what alpha sends waits in front of it.
-  ASSERT_TRUE(a->post(*first).ok());
-  a->remove_remote("beta");
-  EXPECT_FALSE(a->has_remote("beta"));
-  const absl::Status early = a->release(*first, std::chrono::milliseconds(50));
+  Pair pair(16 << 20, {{"peer.answer_ms", "3600000"}});
+  Agent& a = *pair.a;
+  const AgentTransferId first = pair.post_to_silent();
+  a.remove_remote("beta");
+  EXPECT_FALSE(a.has_remote("beta"));
+  const absl::Status early = a.release(first, std::chrono::milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
-  EXPECT_EQ(*a->state(*first), AgentTransferState::kRunning);
+  EXPECT_TRUE(pair.runs(first));
   // Who is met again meanwhile is called anew.
-  introduce(*a, *b);
-  const auto second = make();
-  ASSERT_TRUE(a->post(*second).ok());
-  run_agents(*a, *b, [&] { return *a->state(*first) != AgentTransferState::kRunning; });
-  EXPECT_FALSE(a->status(*first).ok());
-  EXPECT_TRUE(a->release(*first, Time::zero()).ok());
-  run_agents(*a, *b, [&] { return *a->state(*second) != AgentTransferState::kRunning; });
-  EXPECT_TRUE(a->status(*second).ok()) << a->status(*second);
-  EXPECT_EQ(mine.bytes, theirs.bytes);
+  introduce(a, *pair.b);
+  const AgentTransferId second = pair.make();
+  ASSERT_TRUE(a.post(second).ok());
+  pair.run_to_end(first);
+  EXPECT_FALSE(a.status(first).ok());
+  EXPECT_TRUE(a.release(first, Time::zero()).ok());
+  pair.run_to_end(second);
+  EXPECT_TRUE(a.status(second).ok()) << a.status(second);
+  EXPECT_EQ(pair.mine->bytes, pair.theirs->bytes);
 }
 
 // How its agent went later is nothing to a transfer that had ended with the agent's word.
 TEST(Agent, WhatEndedBeforeItsAgentWasRemovedIsReleasedWithoutDoubt) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  ASSERT_TRUE(a->post(*write).ok());
-  ASSERT_TRUE(a->abort(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  EXPECT_EQ(*a->state(*write), AgentTransferState::kCancelled);
-  a->remove_remote("beta");
-  const absl::Status released = a->release(*write);
+  Pair pair(16 << 20);
+  const AgentTransferId write = pair.post_to_silent();
+  ASSERT_TRUE(pair.a->abort(write).ok());
+  pair.run_to_end(write);
+  EXPECT_EQ(*pair.a->state(write), AgentTransferState::kCancelled);
+  pair.a->remove_remote("beta");
+  const absl::Status released = pair.a->release(write);
   EXPECT_TRUE(released.ok()) << released;
 }
 
 // It is used again while the other agent says nothing, and none of that arrives.
 TEST(Agent, LocalMemoryOfWhatWasAbortedIsFreeBeforeTheOtherAgentSpeaks) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto sent = mine.bytes, before = theirs.bytes;
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  EXPECT_TRUE(*a->local_free(*write)) << "nothing runs";
-  // Once whole, so that there is a connection; then the other agent stands still.
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  theirs.bytes = before;
-  ASSERT_TRUE(a->post(*write).ok());
-  for (int i = 0; i < 100; ++i) a->progress();
-  EXPECT_FALSE(*a->local_free(*write));
-  ASSERT_TRUE(a->abort(*write).ok());
-  for (int i = 0; i < 1000 && !*a->local_free(*write); ++i) a->progress();
-  EXPECT_TRUE(*a->local_free(*write));
-  EXPECT_EQ(*a->state(*write), AgentTransferState::kRunning) << "the other agent has not spoken";
-  std::fill(mine.bytes.begin(), mine.bytes.end(), 0);
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  Pair pair(16 << 20);
+  Agent& a = *pair.a;
+  const auto sent = pair.mine->bytes, before = pair.theirs->bytes;
+  EXPECT_TRUE(*a.local_free(pair.make())) << "nothing runs";
+  const AgentTransferId write = pair.post_to_silent();
+  pair.theirs->bytes = before;
+  for (int i = 0; i < 100; ++i) a.progress();
+  EXPECT_FALSE(*a.local_free(write));
+  ASSERT_TRUE(a.abort(write).ok());
+  for (int i = 0; i < 1000 && !*a.local_free(write); ++i) a.progress();
+  EXPECT_TRUE(*a.local_free(write));
+  EXPECT_TRUE(pair.runs(write)) << "the other agent has not spoken";
+  std::fill(pair.mine->bytes.begin(), pair.mine->bytes.end(), 0);
+  pair.run_to_end(write);
   size_t wrong = 0;
   for (size_t i = 0; i < sent.size(); ++i) {
-    wrong += theirs.bytes[i] != sent[i] && theirs.bytes[i] != before[i];
+    wrong += pair.theirs->bytes[i] != sent[i] && pair.theirs->bytes[i] != before[i];
   }
   EXPECT_EQ(wrong, 0u) << "bytes arrived that came after the transfer";
-  EXPECT_TRUE(a->release(*write).ok());
-  EXPECT_FALSE(a->local_free(*write).ok());
+  EXPECT_TRUE(a.release(write).ok());
+  EXPECT_FALSE(a.local_free(write).ok());
 }
 
 // Posted, waited for and released in one call; not where it runs already.
@@ -561,24 +564,15 @@ TEST(Agent, RemovingAPeerWaitsOnlyForItsRunningTransfers) {
 // Promise(agents): A transfer that is being released cannot be posted by another thread | release
 //   closes it first
 TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  // Once whole, so that there is a connection; then the other agent stands still.
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  ASSERT_TRUE(a->post(*write).ok());
-  const absl::Status early = a->release(*write, std::chrono::milliseconds(50));
+  Pair pair(16 << 20);
+  const AgentTransferId write = pair.post_to_silent();
+  const absl::Status early = pair.a->release(write, std::chrono::milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  const absl::Status posted = a->post(*write);
+  pair.run_to_end(write);
+  const absl::Status posted = pair.a->post(write);
   EXPECT_TRUE(absl::IsFailedPrecondition(posted)) << posted;
-  EXPECT_NE(*a->state(*write), AgentTransferState::kRunning);
-  EXPECT_TRUE(a->release(*write).ok());
+  EXPECT_FALSE(pair.runs(write));
+  EXPECT_TRUE(pair.a->release(write).ok());
 }
 
 // 600 regions, each a part of a transfer: the worker has 256 at a time, and knows of no others.

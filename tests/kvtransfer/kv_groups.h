@@ -6,7 +6,8 @@
 
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/kv_plan.h"
-#include "tests/kvtransfer/sims/kv_world.h"
+#include "tests/kvtransfer/kv_engines.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -83,6 +84,8 @@ class Groups {
   std::mt19937& random() { return random_; }
 
   Time now() const { return fabric_.clock().now(); }
+  size_t prefill_node(size_t rank) const { return prefill_members_[rank]->node; }
+  size_t decode_node(size_t rank) const { return decode_members_[rank]->node; }
 
   void kill_decode(size_t rank, Time when) {
     fabric_.kill(decode_members_[rank]->node, when);
@@ -184,12 +187,19 @@ class Groups {
   }
 
   void make(Member& member, const std::string& name) {
-    BatonConnectorOptions options = on_fabric(fabric_, member.node, name.c_str());
+    BatonConnectorOptions options;
+    options.worker.name = name;
+    options.worker.key = *ClusterKey::from_bytes("a key for this test only");
+    options.worker.clock = &fabric_.clock();
+    options.worker.settings = {{"peer.redial_ms", "5000"}};
+    options.worker.extra_providers = {fabric_.provider_factory(member.node)};
+    options.worker.require = "sim";
+    absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
     options.allow_pull = lease_ != Time::zero();
     options.max_lease = max_lease_;
-    std::unique_ptr<Worker> worker = worker_on(fabric_, member.node, options);
-    member.worker = worker.get();
-    member.connector = make_baton_connector(std::move(worker), options);
+    fabric_.attach(**worker, member.node);
+    member.worker = worker->get();
+    member.connector = make_baton_connector(*std::move(worker), options);
   }
 
   const Time lease_, max_lease_;
