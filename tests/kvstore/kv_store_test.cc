@@ -310,26 +310,6 @@ TEST_P(KvStoreTest, RecordsThatAreNotWhatTheyAreSaidToBeAreNotKept) {
   EXPECT_EQ(store->stats().rejected, 1u);
 }
 
-TEST(KvStore, MessagesKeepTheirWireProperties) {
-  const WorkerUid owner = WorkerUid::random();
-  const RemoteRegion region{.owner = owner, .key = 1, .size = 1 << 20, .generation = 1};
-  const tiers::TierShape shape{.parts = 2, .part_bytes = 5000};
-  const StoreMessage messages[] = {
-      Lookup{.id = 1, .shape = shape, .lease_ms = 2, .keys = {key_of(1), key_of(2)}},
-      Found{.id = 1, .region = region, .base = 4096, .pages = {3, kNotThere}},
-      Offer{.id = 2, .shape = shape, .key = key_of(1), .region = region, .offset = 64},
-      Taken{.id = 2, .fate = Fate::kFull}};
-  for (const StoreMessage& message : messages) {
-    const std::string bytes = encode(message);
-    ASSERT_TRUE(decode_store_message(bytes).ok());
-    EXPECT_EQ(encode(*decode_store_message(bytes)), bytes);
-    EXPECT_FALSE(decode_store_message(bytes + "x").ok());
-    for (size_t cut = 0; cut < bytes.size(); ++cut) {
-      EXPECT_TRUE(absl::IsDataLoss(decode_store_message(bytes.substr(0, cut)).status())) << cut;
-    }
-  }
-}
-
 TEST(KvStore, AnAddressThatCannotBeOneIsRefusedAtTheStart) {
   std::vector<std::byte> memory(kLayers * kBytes);
   const auto store = tiers::TierStore::open(

@@ -29,19 +29,6 @@ AgentMetadata some_metadata() {
   return out;
 }
 
-TEST(AgentMetadata, ComesBackAsItWas) {
-  const AgentMetadata before = some_metadata();
-  const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(after->name, before.name);
-  EXPECT_EQ(after->uid, before.uid);
-  EXPECT_EQ(after->address, before.address);
-  EXPECT_FALSE(after->partial);
-  ASSERT_EQ(after->ranges.size(), 3u);
-  EXPECT_EQ(after->ranges[2].first, before.ranges[2].first);
-  EXPECT_EQ(after->ranges[2].second.key, 2u);
-}
-
 TEST(AgentMetadata, TheKindOfARangeIsItsRegions) {
   AgentMetadata before = some_metadata();
   before.ranges[1].second.kind = baton::MemoryKind::kDevice;

@@ -55,23 +55,6 @@ TEST_P(ShmRail, WritesAndReadsRunsAndPages) {
   EXPECT_TRUE(near_.all(0, 5 + 500 * 1000, kBytes));
 }
 
-TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
-  const RemoteRegion remote = b_.share(far_);
-  near_.fill(4);
-  const Layout all = Layout::contiguous(0, kBytes);
-  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
-  t.notify = "whole";
-  ASSERT_TRUE(a_.rails[0]->post({&t, 0, 0, 1000}, a_));
-  ASSERT_TRUE(a_.rails[0]->post({&t, 1, 1000, kBytes}, a_));
-  until({&a_, &b_}, [&] { return b_.landed.size() == 2; });
-  EXPECT_EQ(b_.landed[0].arrival.slice_bytes, 1000u);
-  EXPECT_EQ(b_.landed[0].notify, "");
-  EXPECT_EQ(b_.landed[1].arrival.slice, 1u);
-  EXPECT_EQ(b_.landed[1].arrival.total_bytes, kBytes);
-  EXPECT_EQ(b_.landed[1].notify, "whole");
-  EXPECT_TRUE(far_.all(4));
-}
-
 TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   constexpr size_t kLarge = 64 << 20;
   TestMemory near_large(kLarge, GetParam());

@@ -326,18 +326,6 @@ TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {
   }
 }
 
-TEST_F(Faults, APeerThatGoesIsNoticedAtOnce) {
-  VerbsPair pair({.devices = 2}, quick_);
-  pair.connect();
-  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
-  pair.steps(3);
-  pair.b.worker.reset();
-  const Time before = pair.clock.now();
-  const absl::Status status = pair.finish(id);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_LT(pair.clock.now() - before, milliseconds(5)) << "by the connection, not by retries";
-}
-
 TEST_F(Faults, ARefusedAccessCostsAQueuePairAndNothingElse) {
   VerbsPair pair({.devices = 1}, quick_);
   pair.connect();

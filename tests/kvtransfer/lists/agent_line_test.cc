@@ -150,26 +150,6 @@ struct AgentLost : ::testing::Test, LineOf {
   }
 };
 
-// Nothing of what was refused is on its way, nor lost.
-TEST_F(AgentLost, WhatIsRefusedLeavesNothing) {
-  fill();
-  const std::string large(kMaxAgentMessage, 'l');
-  for (int i = 0; i < 8; ++i) {  // twice as much as there is room for at the other agent
-    for (const bool whole : {false, true}) {
-      const std::string_view text = whole ? std::string_view("words") : large;
-      for (const absl::Status& said : {outbox->send_message("silent", peer, text),
-                                       outbox->send(peer, AgentFrameKind::kMetadata, text)}) {
-        if (!whole && said.ok()) continue;
-        EXPECT_TRUE(absl::IsResourceExhausted(said)) << said;
-        EXPECT_EQ(said.message().find("are in flight to this agent"), std::string::npos) << said;
-      }
-    }
-  }
-  EXPECT_FALSE(outbox->answers(peer));
-  EXPECT_TRUE(has_room(kRoomThere));
-  EXPECT_EQ(outbox->lost(), 0u);
-}
-
 // Of what agents say among themselves nobody is told.
 TEST_F(AgentLost, OnlyMessagesAreLost) {
   ASSERT_TRUE(outbox->send(peer, AgentFrameKind::kMetadata, "metadata").ok());

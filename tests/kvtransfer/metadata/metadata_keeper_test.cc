@@ -229,14 +229,6 @@ TEST_F(Keeper, WhatTheLeaseLostIsPutAgain) {
                           StatusCode::kOk, StatusCode::kAlreadyExists));
 }
 
-TEST_F(Keeper, WithoutAnythingOfOursNoLeaseIsRenewed) {
-  make(kShort);
-  keeper->follow("a", "");
-  script.wait("get a", 6);  // longer than until a renewal
-  EXPECT_EQ(script.count("renew"), 0);
-  keeper = nullptr;
-}
-
 TEST_F(Keeper, WhatCouldNotBePutIsPutWhenItsKeyChanges) {
   script.puts = {absl::AlreadyExistsError("another's"), absl::OkStatus()};
   make(kNoRenewal);
@@ -254,22 +246,6 @@ TEST_F(Keeper, WhatCouldNotBePutIsPutWhenItsKeyChanges) {
   settle();
   EXPECT_EQ(script.count("put a=1"), 2) << "it is there";
   keeper = nullptr;
-}
-
-TEST_F(Keeper, WhatChangesIsToldOnce) {
-  make(kShort);
-  script.put_there("a", "1");
-  keeper->follow("a", "");
-  script.wait("get a", 4);
-  script.put_there("a", "2");
-  script.wait("found a=2");
-  script.put_there("a", absl::NotFoundError("nothing"));
-  script.wait("gone a");
-  script.wait("get a", script.count("get a") + 3);
-  script.put_there("a", "2");
-  script.wait("found a=2", 2);
-  keeper = nullptr;
-  EXPECT_THAT(script.all({"get"}), ElementsAre("found a=1", "found a=2", "gone a", "found a=2"));
 }
 
 TEST_F(Keeper, ThatAPartGoesSaysNothingWhereTheWholeIsFollowed) {
