@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 namespace baton {
 
@@ -10,7 +11,10 @@ class NoDescriptors {
  public:
   NoDescriptors() {
     EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const rlimit none{0, before_.rlim_max};
+    const int next = dup(STDERR_FILENO);
+    EXPECT_GE(next, 0);
+    close(next);
+    const rlimit none{static_cast<rlim_t>(next), before_.rlim_max};
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   }
   ~NoDescriptors() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0); }

@@ -1,11 +1,7 @@
 // From a better provider to a worse one and back, again and again, under load: every transfer ends
 // as done, each of them counts once, and its bytes are there.
 #include "tests/conformance/pluggable.h"
-#include "transport/pool.h"
-#include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
-#include "tests/test.h"
-#include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"
 #endif
@@ -16,51 +12,13 @@ namespace {
 constexpr size_t kBytes = 4 << 20;
 const Time kPatience = until_gives_up();
 
-ProviderFactory registered(const std::string& name) {
-  for (const auto& [provider, factory] : registered_providers()) {
-    if (provider == name) return factory;
-  }
-  return nullptr;
-}
-
-class Failback : public testing::Test {
+class Failback : public PluggedPair {
  protected:
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    std::unique_ptr<MemoryPool> pool;
-    Block block;
-  };
-  void start(Side& side, const std::string& name, const ProviderFactory& better) {
-    WorkerOptions options;
-    options.name = name;
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.providers = {"tcp"};
-    options.extra_providers = {better};
-    options.settings = settings_;
-    auto worker = Worker::create(std::move(options));
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
-    side.pool = *MemoryPool::create(*side.worker, {.slab_bytes = kBytes, .huge_pages = false});
-    side.block = *side.pool->allocate(kBytes);
-  }
+  Failback() { settings_ = {{"peer.failback_ms", "10"}}; }
   void start(const ProviderFactory& better) {
-    start(a_, "a", better);
-    start(b_, "b", better);
-    if (HasFatalFailure()) return;
-    peer_ = *a_.worker->connect(b_.worker->address());
-    counter_ = *b_.worker->allocate_counter();
-    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
-  }
-  template <typename Fact>
-  void until(Fact fact, CallSite from = CallSite::here()) {
-    const auto turn = [&] {
-      a_.worker->progress();
-      b_.worker->progress();
-    };
-    const auto state = [&] {
-      return state_of(*a_.worker, peer_, "a") + state_of(b_.worker->stats(), "b");
-    };
-    baton::until(fact, turn, state, from);
+    PluggedPair::start(a_, "a", better, "tcp", kBytes);
+    PluggedPair::start(b_, "b", better, "tcp", kBytes);
+    if (!HasFatalFailure()) meet();
   }
   // One after the other, small ones and large ones, until the route is that one and has carried
   // some.
@@ -70,14 +28,7 @@ class Failback : public testing::Test {
       const size_t bytes = sent_ % 2 == 0 ? 100 : kBytes;
       const auto fill = std::byte(++sent_ % 251);
       std::fill_n(a_.block.data, bytes, fill);
-      const auto id =
-          a_.worker->submit({.peer = peer_,
-                             .local = a_.block.region,
-                             .local_layout = Layout::contiguous(a_.block.offset, bytes),
-                             .remote = *b_.worker->remote_region(b_.block.region),
-                             .remote_layout = Layout::contiguous(b_.block.offset, bytes),
-                             .counter = b_.worker->remote_counter(counter_),
-                             .increment = 1});
+      const auto id = a_.worker->submit(write(0, bytes));
       ASSERT_TRUE(id.ok()) << id.status();
       until([&] { return ended(*a_.worker->state(*id)); });
       ASSERT_TRUE(a_.worker->status(*id).ok()) << a_.worker->status(*id);
@@ -91,10 +42,6 @@ class Failback : public testing::Test {
     }
   }
 
-  std::vector<std::pair<std::string, std::string>> settings_{{"peer.failback_ms", "10"}};
-  Side a_, b_;
-  PeerId peer_;
-  CounterId counter_;
   uint64_t sent_ = 0;
 };
 
@@ -129,10 +76,7 @@ TEST_F(Failback, FromVerbsToTcpAndBack) {
     fake.set_port(0, true);
   }
   carry_until("verbs");
-  for (Side* side : {&a_, &b_}) {
-    side->pool.reset();
-    side->worker.reset();
-  }
+  for (Side* side : {&a_, &b_}) side->end();
   EXPECT_THAT(fake.violations(), testing::IsEmpty());
 }
 #endif

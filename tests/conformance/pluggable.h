@@ -1,9 +1,13 @@
 // A provider around another whose connections a test pulls out and plugs in again, and whose
-// reports of what is done it holds back: those are lost with the connection.
+// reports of what is done it holds back: those are lost with the connection. And two workers with
+// such a provider and one that takes over.
 #pragma once
 
-#include "tests/std.h"
+#include "tests/test.h"
+#include "tests/until.h"
+#include "transport/pool.h"
 #include "transport/provider.h"
+#include "transport/worker.h"
 
 namespace baton {
 
@@ -103,6 +107,72 @@ class Pluggable final : public Provider, EventSink {
   std::vector<Rail*> rails_;
   std::vector<Report> held_;
   std::vector<uint64_t> unheard_;  // calls while it was out
+};
+
+class PluggedPair : public testing::Test {
+ protected:
+  struct Side {
+    std::unique_ptr<Worker> worker;
+    std::unique_ptr<MemoryPool> pool;
+    Block block;
+    void end() {
+      pool.reset();
+      worker.reset();
+    }
+  };
+  static ProviderFactory registered(const std::string& name) {
+    for (const auto& [provider, factory] : registered_providers()) {
+      if (provider == name) return factory;
+    }
+    return nullptr;
+  }
+  // `other` takes over from `better`; empty: none does.
+  void start(Side& side, const std::string& name, const ProviderFactory& better,
+             const std::string& other, size_t bytes) {
+    WorkerOptions options;
+    options.name = name;
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    if (!other.empty()) options.providers = {other};
+    options.extra_providers = {better};
+    options.settings = settings_;
+    auto worker = Worker::create(std::move(options));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    side.worker = *std::move(worker);
+    side.pool = *MemoryPool::create(*side.worker, {.slab_bytes = 4 << 20, .huge_pages = false});
+    side.block = *side.pool->allocate(bytes);
+  }
+  void meet() {
+    peer_ = *a_.worker->connect(b_.worker->address());
+    counter_ = *b_.worker->allocate_counter();
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
+  }
+  template <typename Fact>
+  void until(Fact fact, bool with_a = true, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
+      if (with_a) a_.worker->progress();
+      b_.worker->progress();
+      hear();
+    };
+    const auto state = [&] {
+      return state_of(*a_.worker, peer_, "a") + state_of(b_.worker->stats(), "b");
+    };
+    baton::until(fact, turn, state, from);
+  }
+  virtual void hear() {}  // what b is told
+  // A write of a's first bytes [at, +bytes) to the same of b's, which raises the counter.
+  TransferRequest write(size_t at, size_t bytes) const {
+    return {.peer = peer_,
+            .local = a_.block.region,
+            .local_layout = Layout::contiguous(a_.block.offset + at, bytes),
+            .remote = *b_.worker->remote_region(b_.block.region),
+            .remote_layout = Layout::contiguous(b_.block.offset + at, bytes),
+            .counter = b_.worker->remote_counter(counter_)};
+  }
+
+  SettingValues settings_;
+  Side a_, b_;
+  PeerId peer_;
+  CounterId counter_;
 };
 
 }  // namespace baton

@@ -3,11 +3,7 @@
 // what is left or the next connection, and nothing is written again.
 #include "tests/conformance/pluggable.h"
 #include "tests/usable_provider.h"
-#include "transport/pool.h"
-#include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
-#include "tests/test.h"
-#include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"
 #endif
@@ -24,42 +20,15 @@ std::byte pattern(size_t transfer, size_t at) {
   return std::byte((transfer * 17 + at * 7 + (at >> 8) * 3) & 127);
 }
 
-// The registered provider of that name, behind a cable.
-ProviderFactory behind(const std::string& name, const Pluggable::Cable& cable) {
-  for (const auto& [provider, factory] : registered_providers()) {
-    if (provider == name) return Pluggable::factory(factory, cable);
-  }
-  return nullptr;
-}
-
-class HeldBack : public testing::Test {
+class HeldBack : public PluggedPair {
  protected:
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    std::unique_ptr<MemoryPool> pool;
-    Block block;
-  };
-  // `other` takes over from `better`, or, where that is empty, nobody does.
+  HeldBack() { settings_ = {{"peer.redial_ms", "600000"}, {"peer.failback_ms", "0"}}; }
   void start(Side& side, const std::string& name, const ProviderFactory& better,
              const std::string& other) {
-    WorkerOptions options;
-    options.name = name;
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    if (!other.empty()) options.providers = {other};
-    options.extra_providers = {better};
-    options.settings = {{"peer.redial_ms", "600000"}, {"peer.failback_ms", "0"}};
-    for (const auto& more : settings_) options.settings.push_back(more);
-    auto worker = Worker::create(std::move(options));
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
-    side.pool = *MemoryPool::create(*side.worker, {.slab_bytes = 4 << 20, .huge_pages = false});
-    side.block = *side.pool->allocate(kTransfers * kBytes);
+    PluggedPair::start(side, name, better, other, kTransfers * kBytes);
   }
   void meet() {
-    peer_ = *a_.worker->connect(b_.worker->address());
-    counter_ = *b_.worker->allocate_counter();
-    remote_ = *b_.worker->remote_region(b_.block.region);
-    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
+    PluggedPair::meet();
     // The region is known from here on.
     const TransferId first = submit(0);
     until([&] { return ended(*a_.worker->state(first)) && heard_ == 1; });
@@ -71,33 +40,17 @@ class HeldBack : public testing::Test {
     const size_t at = number * kBytes;
     for (size_t i = 0; i < kBytes; ++i) a_.block.data[at + i] = pattern(number, i);
     const std::string notify = std::to_string(number);
-    auto id = a_.worker->submit({.peer = peer_,
-                                 .local = a_.block.region,
-                                 .local_layout = Layout::contiguous(a_.block.offset + at, kBytes),
-                                 .remote = remote_,
-                                 .remote_layout = Layout::contiguous(b_.block.offset + at, kBytes),
-                                 .counter = b_.worker->remote_counter(counter_),
-                                 .notify = notify});
+    TransferRequest request = write(at, kBytes);
+    request.notify = notify;
+    auto id = a_.worker->submit(request);
     EXPECT_TRUE(id.ok()) << id.status();
     return *id;
   }
   void submit_all() {
     for (size_t i = 0; i < kTransfers; ++i) ids_[i] = submit(i);
   }
-  template <typename Fact>
-  void until(Fact fact, bool with_a = true, CallSite from = CallSite::here()) {
-    const auto turn = [&] {
-      if (with_a) a_.worker->progress();
-      b_.worker->progress();
-      hear();
-    };
-    const auto state = [&] {
-      return state_of(*a_.worker, peer_, "a") + state_of(b_.worker->stats(), "b");
-    };
-    baton::until(fact, turn, state, from);
-  }
   // The target is told, and needs the block for something else.
-  void hear() {
+  void hear() override {
     while (b_.worker->next_notification(notification_)) {
       if (notification_.payload == kLast) continue;
       const size_t number = std::stoul(notification_.payload);
@@ -135,11 +88,6 @@ class HeldBack : public testing::Test {
     EXPECT_EQ(after.slices_moved, before.slices_moved);
   }
 
-  std::vector<std::pair<std::string, std::string>> settings_;
-  Side a_, b_;
-  PeerId peer_;
-  CounterId counter_;
-  RemoteRegion remote_;
   std::array<TransferId, kTransfers> ids_;
   Notification notification_;
   size_t heard_ = 0;
@@ -154,8 +102,8 @@ class Unplugged : public HeldBack,
       if (each.empty()) continue;
       if (const std::string why = why_unusable(each); !why.empty()) GTEST_SKIP() << why;
     }
-    HeldBack::start(a_, "a", behind(better, at_a_), other);
-    HeldBack::start(b_, "b", behind(better, at_b_), other);
+    HeldBack::start(a_, "a", Pluggable::factory(registered(better), at_a_), other);
+    HeldBack::start(b_, "b", Pluggable::factory(registered(better), at_b_), other);
     if (HasFatalFailure()) return;
     meet();
     if (std::string route = a_.worker->explain(peer_); route.rfind("b: " + better, 0) != 0) {
@@ -194,7 +142,8 @@ INSTANTIATE_TEST_SUITE_P(Receipts, Unplugged,
 // into its completion queue is lost with that.
 TEST_F(HeldBack, OverVerbsWhatLandedIsNotWrittenAgain) {
   FakeVerbs fake{{.devices = 1, .bytes_per_poll = 1024}};
-  settings_ = {{"verbs.stall_ms", "600000"}, {"verbs.port_grace_ms", "1"}};
+  settings_.emplace_back("verbs.stall_ms", "600000");
+  settings_.emplace_back("verbs.port_grace_ms", "1");
   start(a_, "a", verbs::verbs_over(fake.api()), "tcp");
   start(b_, "b", verbs::verbs_over(fake.api()), "tcp");
   if (HasFatalFailure()) return;
@@ -208,10 +157,7 @@ TEST_F(HeldBack, OverVerbsWhatLandedIsNotWrittenAgain) {
   fake.break_completion_queues(0);
   fake.set_port(0, false);
   expect_receipts("tcp");
-  for (Side* side : {&a_, &b_}) {
-    side->pool.reset();
-    side->worker.reset();
-  }
+  for (Side* side : {&a_, &b_}) side->end();
   EXPECT_THAT(fake.violations(), testing::IsEmpty());
 }
 #endif

@@ -152,27 +152,7 @@ TEST_P(Transfers, TwoConnectionsBetweenTheSameWorkers) {
   EXPECT_TRUE(run(b_, request(Op::kWrite, b_, a_, 0, 1 << 20)).ok());
 }
 
-class LargeTransfers : public Conformance {
- protected:
-  void SetUp() override { start(64 << 20); }
-};
-
-TEST_P(LargeTransfers, SixtyFourMebibytesBothWays) {
-  for (Op op : {Op::kWrite, Op::kRead}) {
-    fill(a_.data(), 64 << 20, 1);
-    std::fill_n(b_.data(), 64 << 20, kPoison);
-    if (op == Op::kRead) std::swap(a_.block.data[5], b_.block.data[5]);
-    const std::vector<std::byte> source(op == Op::kWrite ? a_.data() : b_.data(),
-                                        (op == Op::kWrite ? a_.data() : b_.data()) + (64 << 20));
-    const absl::Status status = run(a_, request(op, a_, b_, 0, 64 << 20));
-    ASSERT_TRUE(status.ok()) << status;
-    EXPECT_EQ(memcmp((op == Op::kWrite ? b_ : a_).data(), source.data(), 64 << 20), 0);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Conformance, Transfers, testing::ValuesIn(all_variants()),
-                         testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(Conformance, LargeTransfers, testing::ValuesIn(all_variants()),
                          testing::PrintToStringParamName());
 
 // A worker that sleeps on its descriptor is woken by whatever comes, also by what came just before.

@@ -65,12 +65,6 @@ TEST_F(ShapedTest, ATransferEndsWhenItsLastByteHasLeftPlusTheLatency) {
   EXPECT_THAT(cluster->fabric.violations(), IsEmpty());
 }
 
-TEST_F(ShapedTest, OddRatesDoNotDrift) {
-  make({.bytes_per_second = 33.3e6});
-  EXPECT_EQ(end_of(submit(Op::kWrite, 8 << 20)).count(),
-            static_cast<int64_t>(std::ceil((8 << 20) / 33.3e6 * 1e9)));
-}
-
 TEST_F(ShapedTest, BytesArriveAsTheyLeaveAndNotBefore) {
   make({.bytes_per_second = 10e6, .latency = milliseconds(3)});
   std::fill(cluster->members[0].memory.begin(), cluster->members[0].memory.end(), std::byte{1});
@@ -146,19 +140,6 @@ TEST_F(ShapedTest, ACancelledTransferEndsAtOnceAndGivesItsTimeBack) {
   EXPECT_TRUE(status(second).ok());
 }
 
-TEST_F(ShapedTest, ADeadlineEndsOnTimeAndNothingMovesAfterwards) {
-  make({.bytes_per_second = 1e6});
-  std::fill(cluster->members[0].memory.begin(), cluster->members[0].memory.end(), std::byte{1});
-  TransferRequest request = cluster->request(Op::kWrite, 0, peer, 1, 1'000'000);
-  request.timeout = milliseconds(50);
-  const TransferId id = submit(request);
-  EXPECT_EQ(end_of(id), milliseconds(50));
-  EXPECT_EQ(*cluster->worker(0).state(id), TransferState::kDeadline);
-  const std::vector<std::byte> at_end = cluster->members[1].memory;
-  cluster->fabric.run_for(seconds(2));
-  EXPECT_EQ(cluster->members[1].memory, at_end);
-}
-
 TEST_F(ShapedTest, ProvidersThatTakeWholeTransfersGetThemAtTheEnd) {
   make({.bytes_per_second = 10e6, .latency = milliseconds(1)}, {.slice_bytes = SIZE_MAX});
   std::fill(cluster->members[0].memory.begin(), cluster->members[0].memory.end(), std::byte{1});
@@ -193,19 +174,6 @@ TEST_F(ShapedTest, ALostPeerFailsWhatWaitsForTheLink) {
   }
   EXPECT_EQ(cluster->worker(0).peer_state(peer), PeerState::kDown);
   EXPECT_THAT(cluster->fabric.violations(), IsEmpty());
-}
-
-TEST_F(ShapedTest, DisconnectWithAFullLink) {
-  make({.bytes_per_second = 1e6});
-  std::vector<TransferId> ids;
-  for (int i = 0; i < 10; ++i) ids.push_back(submit(Op::kRead, 100'000));
-  cluster->fabric.run_for(milliseconds(120));
-  cluster->worker(0).disconnect(peer, Time::zero()).IgnoreError();
-  EXPECT_TRUE(status(ids[0]).ok());
-  for (size_t i = 1; i < ids.size(); ++i) {
-    EXPECT_EQ(end_of(ids[i]), milliseconds(120));
-    EXPECT_FALSE(status(ids[i]).ok());
-  }
 }
 
 TEST_F(ShapedTest, AnUnlimitedLinkAddsNothing) {

@@ -1,14 +1,10 @@
-// disconnect() beside threads that submit, against a peer that does the same, is stopped, or is
-// killed.
+// disconnect() beside threads that submit, against a peer that does the same.
 #include "tests/test.h"
-#include "transport/base/child.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"
 
 namespace baton {
 namespace {
-
-using std::chrono::milliseconds;
 
 constexpr size_t kBytes = 1 << 20;
 constexpr auto kStill = std::byte{0xdd};
@@ -95,86 +91,7 @@ TEST_P(PartingOver, SeveralThreadsOfBothSidesAtOnce) {
   }
 }
 
-// A process of its own, which does what it is told by signals.
-class Child {
- public:
-  explicit Child(const std::string& provider) {
-    EXPECT_EQ(pipe(ends_), 0);
-    pid_ = base::fork_child();
-    if (pid_ != 0) return;
-    Side side(provider);
-    const std::string offer = side.remote.encode() + side.worker->address();
-    if (write(ends_[1], offer.data(), offer.size()) < 0) _exit(1);
-    side.worker->wait_until([] { return false; }).IgnoreError();
-    _exit(0);
-  }
-  ~Child() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    close(ends_[0]);
-    close(ends_[1]);
-  }
-  std::string offer() {
-    std::string out(4096, '\0');
-    const ssize_t got = read(ends_[0], out.data(), out.size());
-    out.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    return out;
-  }
-  void signal(int number) {
-    kill(pid_, number);
-    int status = 0;
-    if (number == SIGSTOP) waitpid(pid_, &status, WUNTRACED);
-  }
-
- private:
-  int ends_[2] = {-1, -1};
-  pid_t pid_ = -1;
-};
-
-class PartingFromAProcess : public PartingOver {
- protected:
-  void SetUp() override {
-    const std::string offer = child_.offer();
-    ASSERT_GT(offer.size(), RemoteRegion::kEncodedBytes);
-    side_ = std::make_unique<Side>(GetParam());
-    far_ = *RemoteRegion::decode(offer.substr(0, RemoteRegion::kEncodedBytes));
-    side_->peer = *side_->worker->connect(offer.substr(RemoteRegion::kEncodedBytes));
-    ASSERT_TRUE(side_->wait_for_peer());
-  }
-  Child child_{GetParam()};  // first: libraries that have begun do not survive a fork
-  std::unique_ptr<Side> side_;
-  RemoteRegion far_;
-};
-
-TEST_P(PartingFromAProcess, ThatIsStoppedEndsInTime) {
-  child_.signal(SIGSTOP);
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(side_->worker->submit(side_->write(far_, 0)).ok());
-  const absl::Status how = side_->worker->disconnect(side_->peer, milliseconds(50));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(how)) << how;
-  EXPECT_EQ(side_->worker->peer_state(side_->peer), PeerState::kDown);
-  EXPECT_EQ(side_->worker->stats().open_transfers, 0u);
-  EXPECT_TRUE(absl::IsUnavailable(side_->worker->peer_status(side_->peer)));
-}
-
-TEST_P(PartingFromAProcess, ThatIsKilledMeanwhile) {
-  child_.signal(SIGSTOP);
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(side_->worker->submit(side_->write(far_, 0)).ok());
-  side_->worker->begin_disconnect(side_->peer);
-  child_.signal(SIGKILL);
-  const absl::Status how = side_->worker->disconnect(side_->peer);
-  EXPECT_TRUE(how.ok()) << "who is gone moves nothing: " << how;
-  EXPECT_EQ(side_->worker->stats().open_transfers, 0u);
-}
-
-TEST_P(PartingFromAProcess, ThatKnowsNothingOfIt) {
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(side_->worker->submit(side_->write(far_, 0)).ok());
-  const absl::Status how = side_->worker->disconnect(side_->peer);
-  EXPECT_TRUE(how.ok()) << how;
-  EXPECT_TRUE(side_->worker->disconnect(side_->peer).ok()) << "asked once more, the same";
-}
-
 INSTANTIATE_TEST_SUITE_P(Providers, PartingOver, testing::Values("shm", "tcp"));
-INSTANTIATE_TEST_SUITE_P(Providers, PartingFromAProcess, testing::Values("shm", "tcp"));
 
 }  // namespace
 }  // namespace baton

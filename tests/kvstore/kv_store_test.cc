@@ -5,6 +5,7 @@
 #include "kvtransfer/store/store_messages.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/kvtiers/records.h"
+#include "tests/manual_clock.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
@@ -24,16 +25,6 @@ constexpr uint32_t kLayers = 5;
 constexpr uint32_t kBlocks = 64;
 constexpr size_t kBytes = 3000;
 const Time kLong = until_gives_up();  // for what must come
-
-// One that the engine's threads may look at.
-class HandClock final : public Clock {
- public:
-  Time now() const override { return Time(now_.load()); }
-  void advance(Time by) { now_ += by.count(); }
-
- private:
-  std::atomic<Time::rep> now_{Time(std::chrono::hours(1)).count()};
-};
 
 ClusterKey cluster_key() { return *ClusterKey::from_bytes("a key for the tests of stores"); }
 
@@ -255,7 +246,7 @@ class Mute {
 //   clock
 TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
   Mute mute(GetParam());
-  HandClock clock;
+  ManualClock clock;
   StoreClientOptions options = client(mute.address());
   options.clock = &clock;
   options.lookup_timeout = options.load_timeout = kLong;
@@ -317,26 +308,6 @@ TEST_P(KvStoreTest, RecordsThatAreNotWhatTheyAreSaidToBeAreNotKept) {
   EXPECT_TRUE(worker->notify_detached(peer, "no message").ok());
   EXPECT_EQ(offer(key_of(1), 20), Fate::kHad);
   EXPECT_EQ(store->stats().rejected, 1u);
-}
-
-TEST(KvStore, MessagesKeepTheirWireProperties) {
-  const WorkerUid owner = WorkerUid::random();
-  const RemoteRegion region{.owner = owner, .key = 1, .size = 1 << 20, .generation = 1};
-  const tiers::TierShape shape{.parts = 2, .part_bytes = 5000};
-  const StoreMessage messages[] = {
-      Lookup{.id = 1, .shape = shape, .lease_ms = 2, .keys = {key_of(1), key_of(2)}},
-      Found{.id = 1, .region = region, .base = 4096, .pages = {3, kNotThere}},
-      Offer{.id = 2, .shape = shape, .key = key_of(1), .region = region, .offset = 64},
-      Taken{.id = 2, .fate = Fate::kFull}};
-  for (const StoreMessage& message : messages) {
-    const std::string bytes = encode(message);
-    ASSERT_TRUE(decode_store_message(bytes).ok());
-    EXPECT_EQ(encode(*decode_store_message(bytes)), bytes);
-    EXPECT_FALSE(decode_store_message(bytes + "x").ok());
-    for (size_t cut = 0; cut < bytes.size(); ++cut) {
-      EXPECT_TRUE(absl::IsDataLoss(decode_store_message(bytes.substr(0, cut)).status())) << cut;
-    }
-  }
 }
 
 TEST(KvStore, AnAddressThatCannotBeOneIsRefusedAtTheStart) {

@@ -198,51 +198,5 @@ TEST(AgentCost, DISABLED_Times) {
       1);
 }
 
-// Likewise: a plan of 4 layers and 4,096 blocks.
-TEST(AgentCost, DISABLED_TimesOfAPlan) {
-  Planned p(4096);
-  const auto timed = [&](const char* what, auto&& f) {
-    Time best = kNever;
-    for (int i = 0; i < 30; ++i) {
-      const Time begin = Clock::steady().now();
-      EXPECT_TRUE(f().ok());
-      best = std::min(best, Clock::steady().now() - begin);
-    }
-    std::printf("%-28s %8.2f us\n", what, static_cast<double>(best.count()) / 1e3);
-  };
-  timed("make_transfer", [&] { return p.transfer(4096).status(); });
-  const auto write = p.transfer(4096);
-  Time best = kNever;
-  for (int i = 0; i < 30; ++i) {
-    EXPECT_TRUE(p.a->post(*write).ok());
-    EXPECT_TRUE(p.a->wait(*write, kLong).ok());
-    best = std::min(best, p.a->telemetry(*write)->post_duration);
-  }
-  std::printf("%-28s %8.2f us\n", "post", static_cast<double>(best.count()) / 1e3);
-}
-
-// Likewise: ranges registered, and deregistered, in one call.
-TEST(AgentCost, DISABLED_TimesOfManyRanges) {
-  constexpr size_t kRanges = 10'000;
-  const std::unique_ptr<Agent> agent = make_agent(agent_options("alpha"));
-  std::vector<uint8_t> memory(kRanges * 64);
-  std::vector<Descriptor> ranges;
-  for (size_t i = 0; i < kRanges; ++i) {
-    ranges.push_back({reinterpret_cast<uint64_t>(memory.data()) + i * 64, 64, 0});
-  }
-  const auto timed = [&](const char* what, auto&& f) {
-    const Time begin = Clock::steady().now();
-    EXPECT_TRUE(f().ok());
-    std::printf("%-28s %8.2f ms\n", what,
-                static_cast<double>((Clock::steady().now() - begin).count()) / 1e6);
-  };
-  for (const char* order : {"rising", "falling", "shuffled"}) {
-    if (*order == 'f') std::reverse(ranges.begin(), ranges.end());
-    if (*order == 's') std::shuffle(ranges.begin(), ranges.end(), std::mt19937(5));
-    timed(order, [&] { return agent->register_memory(ranges); });
-    timed("  and back", [&] { return agent->deregister_memory(ranges); });
-  }
-}
-
 }  // namespace
 }  // namespace baton::kvtransfer

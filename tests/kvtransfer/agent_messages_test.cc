@@ -405,25 +405,5 @@ TEST_F(LargeMessages, MessagesOfQueuedTransfersFailWithTheirAgent) {
   }
 }
 
-// Whoever asks for metadata again and again, and takes none, must not hold up who serves it. Time
-// stands still here: a call that waited would not return.
-TEST(AgentOutbox, InternalMessagesNeverBlock) {
-  ManualClock clock;
-  const ClusterKey key = *ClusterKey::from_bytes("a secret of the tests");
-  const auto silent = *Worker::create({.name = "silent", .providers = {"tcp"}, .key = key});
-  auto worker =
-      *Worker::create({.name = "serves", .providers = {"tcp"}, .key = key, .clock = &clock});
-  AgentOutbox outbox(*worker);
-  const PeerId peer = *worker->connect(silent->address());
-  const std::string metadata(kMaxAgentMessage, 'm');
-  for (size_t i = 0; i < AgentAssembler::kMaxHeld / kMaxAgentMessage; ++i) {
-    const absl::Status sent = outbox.send(peer, AgentFrameKind::kMetadata, metadata);
-    EXPECT_TRUE(sent.ok()) << sent;
-  }
-  const absl::Status more = outbox.send(peer, AgentFrameKind::kMetadata, metadata);
-  EXPECT_TRUE(absl::IsResourceExhausted(more)) << more;
-  worker.reset();
-}
-
 }  // namespace
 }  // namespace baton::kvtransfer

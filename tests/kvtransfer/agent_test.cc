@@ -51,32 +51,6 @@ TEST_P(AgentTest, ListsAndIndicesMoveThePagesTheyNameAndNoOthers) {
   EXPECT_EQ(a_->stats().transfers + a_->stats().lists, 0u);
 }
 
-TEST_P(AgentTest, ManyRangesAndSizesInOneTransfer) {
-  // 40 ranges on each side, and sizes that no two descriptors share.
-  std::vector<std::unique_ptr<AgentMemory>> here, there;
-  std::vector<Descriptor> local, remote;
-  for (size_t i = 0; i < 40; ++i) {
-    here.push_back(std::make_unique<AgentMemory>(*a_, 4096 + i, static_cast<int>(i)));
-    there.push_back(std::make_unique<AgentMemory>(*b_, 8192, static_cast<int>(50 + i)));
-  }
-  EXPECT_EQ(introduce(*a_, *b_), "beta");
-  std::vector<std::vector<uint8_t>> expected;
-  for (size_t i = 0; i < 40; ++i) {
-    const AgentMemory& target = *there[39 - i];
-    local.push_back({here[i]->address(i), 3000 + i, 0});
-    remote.push_back({target.address(2 * i), 3000 + i, 0});
-  }
-  const auto write = a_->make_transfer(Op::kWrite, local, remote, "beta", "all of them");
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(run(*write).ok());
-  EXPECT_EQ(heard(*b_, 1)[0].payload, "all of them");
-  for (size_t i = 0; i < 40; ++i) {
-    EXPECT_EQ(std::memcmp(&here[i]->bytes[i], &there[39 - i]->bytes[2 * i], 3000 + i), 0) << i;
-    EXPECT_EQ(there[39 - i]->bytes[2 * i + 3000 + i],
-              static_cast<uint8_t>(((2 * i + 3000 + i) * 7 + 50 + 39 - i) % 251));
-  }
-}
-
 TEST_P(AgentTest, AFinishedTransferIsPostedAgain) {
   const auto local = a_->prepare_local(mine_->pages(4096, 64));
   const auto remote = a_->prepare_remote("beta", theirs_->pages(4096, 64));
@@ -318,42 +292,6 @@ TEST_P(AgentTest, WhatGoesWrongWithMemoryIsSaidAndNothingIsLeft) {
   EXPECT_EQ(a_->stats().registered, registered);
 }
 
-TEST_P(AgentTest, ThreadsPostAndReleaseOnOneAgent) {
-  const auto local = a_->prepare_local(mine_->pages(1024, 256));
-  const auto remote = a_->prepare_remote("beta", theirs_->pages(1024, 256));
-  std::vector<std::thread> threads;
-  for (int64_t t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      for (int64_t i = 0; i < 40; ++i) {
-        const int64_t page = 64 * t + i;
-        const auto write =
-            a_->make_transfer(Op::kWrite, *local, {page}, *remote, {page}, std::to_string(page));
-        ASSERT_TRUE(write.ok());
-        ASSERT_TRUE(a_->post(*write).ok());
-        if (i % 4 != 0) {
-          ASSERT_TRUE(a_->wait(*write, kLong).ok());
-        }
-        AgentMemory more(*a_, 64, 1);
-        ASSERT_TRUE(a_->deregister_memory({more.whole()}).ok());
-        if (i % 3 == 0) {
-          a_->abandon(*write);
-        } else {
-          ASSERT_TRUE(a_->release(*write).ok());
-        }
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(a_->stats().transfers, 0u);
-  for (size_t t = 0; t < 4; ++t) {
-    for (size_t i = 0; i < 40; ++i) {
-      if (i % 4 == 0) continue;  // may have been cancelled
-      const size_t at = (64 * t + i) * 4096;
-      EXPECT_EQ(std::memcmp(&theirs_->bytes[at], &mine_->bytes[at], 1024), 0);
-    }
-  }
-}
-
 TEST_P(AgentTest, WithoutAThreadBytesMoveInsideTheCalls) {
   const auto c = make_agent(agent_options("gamma", GetParam(), false));
   const auto d = make_agent(agent_options("delta", GetParam(), false));
@@ -387,14 +325,6 @@ TEST(Agent, NamesAreChecked) {
   options.worker.require = "tpc";
   EXPECT_THAT(std::string(Agent::create(options).status().message()),
               HasSubstr("did you mean tcp?"));
-}
-
-TEST(Agent, MetadataOfAnotherClusterIsRefused) {
-  AgentOptions options = agent_options("stranger");
-  options.worker.key = *ClusterKey::from_bytes("the key of another cluster altogether");
-  const auto stranger = make_agent(std::move(options));
-  const auto a = make_agent(agent_options("alpha"));
-  EXPECT_TRUE(absl::IsDataLoss(a->add_remote(*stranger->metadata()).status()));
 }
 
 TEST(Agent, MetadataByListener) {
@@ -464,91 +394,94 @@ TEST(Agent, OneThatIsGoneIsSaidToBe) {
   EXPECT_TRUE(a->release(*write).ok());
 }
 
+// Two agents over tcp with memory of one size each, which this test's thread drives.
+struct Pair {
+  explicit Pair(size_t bytes, SettingValues settings = {}) {
+    AgentOptions options = agent_options("alpha", "tcp", false);
+    options.worker.settings = std::move(settings);
+    a = make_agent(std::move(options));
+    mine.emplace(*a, bytes, 1);
+    theirs.emplace(*b, bytes, 2);
+    introduce(*a, *b);
+  }
+  AgentTransferId make() const {
+    return *a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine->whole()},
+                             std::vector<Descriptor>{theirs->whole()}, "beta");
+  }
+  bool runs(AgentTransferId id) const { return *a->state(id) == AgentTransferState::kRunning; }
+  void run_to_end(AgentTransferId id, CallSite from = CallSite::here()) {
+    run_agents(
+        *a, *b, [&] { return !runs(id); }, from);
+  }
+  // Once whole, so that there is a connection; then once more, and beta stands still.
+  AgentTransferId post_to_silent() {
+    const AgentTransferId id = make();
+    EXPECT_TRUE(a->post(id).ok());
+    run_to_end(id);
+    EXPECT_EQ(*a->state(id), AgentTransferState::kDone);
+    EXPECT_TRUE(a->post(id).ok());
+    return id;
+  }
+  std::unique_ptr<Agent> a, b = make_agent(agent_options("beta", "tcp", false));
+  std::optional<AgentMemory> mine, theirs;
+};
+
 TEST(Agent, OneThatIsRemovedHasNoTransferCalledEndedThatMayLandThere) {
-  AgentOptions options = agent_options("alpha", "tcp", false);
-  options.worker.settings = {{"peer.answer_ms", "3600000"}};
-  const auto a = make_agent(options);
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto make = [&] {
-    return a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                            std::vector<Descriptor>{theirs.whole()}, "beta");
-  };
-  const auto first = make();
-  ASSERT_TRUE(a->post(*first).ok());
-  run_agents(*a, *b, [&] { return *a->state(*first) == AgentTransferState::kDone; });
-  // From here on beta stands still, and what alpha sends waits in front of it.
-  ASSERT_TRUE(a->post(*first).ok());
-  a->remove_remote("beta");
-  EXPECT_FALSE(a->has_remote("beta"));
-  const absl::Status early = a->release(*first, std::chrono::milliseconds(50));
+  Pair pair(16 << 20, {{"peer.answer_ms", "3600000"}});
+  Agent& a = *pair.a;
+  const AgentTransferId first = pair.post_to_silent();
+  a.remove_remote("beta");
+  EXPECT_FALSE(a.has_remote("beta"));
+  const absl::Status early = a.release(first, std::chrono::milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
-  EXPECT_EQ(*a->state(*first), AgentTransferState::kRunning);
+  EXPECT_TRUE(pair.runs(first));
   // Who is met again meanwhile is called anew.
-  introduce(*a, *b);
-  const auto second = make();
-  ASSERT_TRUE(a->post(*second).ok());
-  run_agents(*a, *b, [&] { return *a->state(*first) != AgentTransferState::kRunning; });
-  EXPECT_FALSE(a->status(*first).ok());
-  EXPECT_TRUE(a->release(*first, Time::zero()).ok());
-  run_agents(*a, *b, [&] { return *a->state(*second) != AgentTransferState::kRunning; });
-  EXPECT_TRUE(a->status(*second).ok()) << a->status(*second);
-  EXPECT_EQ(mine.bytes, theirs.bytes);
+  introduce(a, *pair.b);
+  const AgentTransferId second = pair.make();
+  ASSERT_TRUE(a.post(second).ok());
+  pair.run_to_end(first);
+  EXPECT_FALSE(a.status(first).ok());
+  EXPECT_TRUE(a.release(first, Time::zero()).ok());
+  pair.run_to_end(second);
+  EXPECT_TRUE(a.status(second).ok()) << a.status(second);
+  EXPECT_EQ(pair.mine->bytes, pair.theirs->bytes);
 }
 
 // How its agent went later is nothing to a transfer that had ended with the agent's word.
 TEST(Agent, WhatEndedBeforeItsAgentWasRemovedIsReleasedWithoutDoubt) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  ASSERT_TRUE(a->post(*write).ok());
-  ASSERT_TRUE(a->abort(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  EXPECT_EQ(*a->state(*write), AgentTransferState::kCancelled);
-  a->remove_remote("beta");
-  const absl::Status released = a->release(*write);
+  Pair pair(16 << 20);
+  const AgentTransferId write = pair.post_to_silent();
+  ASSERT_TRUE(pair.a->abort(write).ok());
+  pair.run_to_end(write);
+  EXPECT_EQ(*pair.a->state(write), AgentTransferState::kCancelled);
+  pair.a->remove_remote("beta");
+  const absl::Status released = pair.a->release(write);
   EXPECT_TRUE(released.ok()) << released;
 }
 
 // It is used again while the other agent says nothing, and none of that arrives.
 TEST(Agent, LocalMemoryOfWhatWasAbortedIsFreeBeforeTheOtherAgentSpeaks) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto sent = mine.bytes, before = theirs.bytes;
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  EXPECT_TRUE(*a->local_free(*write)) << "nothing runs";
-  // Once whole, so that there is a connection; then the other agent stands still.
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  theirs.bytes = before;
-  ASSERT_TRUE(a->post(*write).ok());
-  for (int i = 0; i < 100; ++i) a->progress();
-  EXPECT_FALSE(*a->local_free(*write));
-  ASSERT_TRUE(a->abort(*write).ok());
-  for (int i = 0; i < 1000 && !*a->local_free(*write); ++i) a->progress();
-  EXPECT_TRUE(*a->local_free(*write));
-  EXPECT_EQ(*a->state(*write), AgentTransferState::kRunning) << "the other agent has not spoken";
-  std::fill(mine.bytes.begin(), mine.bytes.end(), 0);
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  Pair pair(16 << 20);
+  Agent& a = *pair.a;
+  const auto sent = pair.mine->bytes, before = pair.theirs->bytes;
+  EXPECT_TRUE(*a.local_free(pair.make())) << "nothing runs";
+  const AgentTransferId write = pair.post_to_silent();
+  pair.theirs->bytes = before;
+  for (int i = 0; i < 100; ++i) a.progress();
+  EXPECT_FALSE(*a.local_free(write));
+  ASSERT_TRUE(a.abort(write).ok());
+  for (int i = 0; i < 1000 && !*a.local_free(write); ++i) a.progress();
+  EXPECT_TRUE(*a.local_free(write));
+  EXPECT_TRUE(pair.runs(write)) << "the other agent has not spoken";
+  std::fill(pair.mine->bytes.begin(), pair.mine->bytes.end(), 0);
+  pair.run_to_end(write);
   size_t wrong = 0;
   for (size_t i = 0; i < sent.size(); ++i) {
-    wrong += theirs.bytes[i] != sent[i] && theirs.bytes[i] != before[i];
+    wrong += pair.theirs->bytes[i] != sent[i] && pair.theirs->bytes[i] != before[i];
   }
   EXPECT_EQ(wrong, 0u) << "bytes arrived that came after the transfer";
-  EXPECT_TRUE(a->release(*write).ok());
-  EXPECT_FALSE(a->local_free(*write).ok());
+  EXPECT_TRUE(a.release(write).ok());
+  EXPECT_FALSE(a.local_free(write).ok());
 }
 
 // Posted, waited for and released in one call; not where it runs already.
@@ -631,24 +564,15 @@ TEST(Agent, RemovingAPeerWaitsOnlyForItsRunningTransfers) {
 // Promise(agents): A transfer that is being released cannot be posted by another thread | release
 //   closes it first
 TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  AgentMemory mine(*a, 16 << 20, 1);
-  AgentMemory theirs(*b, 16 << 20, 2);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs.whole()}, "beta");
-  // Once whole, so that there is a connection; then the other agent stands still.
-  ASSERT_TRUE(a->post(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) == AgentTransferState::kDone; });
-  ASSERT_TRUE(a->post(*write).ok());
-  const absl::Status early = a->release(*write, std::chrono::milliseconds(50));
+  Pair pair(16 << 20);
+  const AgentTransferId write = pair.post_to_silent();
+  const absl::Status early = pair.a->release(write, std::chrono::milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  const absl::Status posted = a->post(*write);
+  pair.run_to_end(write);
+  const absl::Status posted = pair.a->post(write);
   EXPECT_TRUE(absl::IsFailedPrecondition(posted)) << posted;
-  EXPECT_NE(*a->state(*write), AgentTransferState::kRunning);
-  EXPECT_TRUE(a->release(*write).ok());
+  EXPECT_FALSE(pair.runs(write));
+  EXPECT_TRUE(pair.a->release(write).ok());
 }
 
 // 600 regions, each a part of a transfer: the worker has 256 at a time, and knows of no others.

@@ -29,19 +29,6 @@ AgentMetadata some_metadata() {
   return out;
 }
 
-TEST(AgentMetadata, ComesBackAsItWas) {
-  const AgentMetadata before = some_metadata();
-  const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(after->name, before.name);
-  EXPECT_EQ(after->uid, before.uid);
-  EXPECT_EQ(after->address, before.address);
-  EXPECT_FALSE(after->partial);
-  ASSERT_EQ(after->ranges.size(), 3u);
-  EXPECT_EQ(after->ranges[2].first, before.ranges[2].first);
-  EXPECT_EQ(after->ranges[2].second.key, 2u);
-}
-
 TEST(AgentMetadata, TheKindOfARangeIsItsRegions) {
   AgentMetadata before = some_metadata();
   before.ranges[1].second.kind = baton::MemoryKind::kDevice;
@@ -150,23 +137,6 @@ TEST(AgentMessages, LongOnesComeInPartsInAnyOrder) {
   }
 }
 
-TEST(AgentMessages, StrangeFramesAreRefused) {
-  AgentAssembler parts;
-  AgentFrame out;
-  EXPECT_FALSE(parts.add("", out).ok());
-  EXPECT_FALSE(parts.add("\x05", out).ok()) << "no such kind";
-  EXPECT_FALSE(parts.add("\x04", out).ok()) << "abandons nothing";
-  EXPECT_FALSE(parts.add(std::string("\x04") + std::string(13, '\0'), out).ok()) << "too long";
-  EXPECT_FALSE(parts.add("\x80short", out).ok());
-  const std::vector<std::string> frames =
-      agent_frames(AgentFrameKind::kMessage, std::string(kMaxWholeAgentMessage + 10, 'm'));
-  ASSERT_EQ(frames.size(), 2u);
-  EXPECT_FALSE(parts.add(frames[1].substr(0, frames[1].size() - 1), out).ok());
-  EXPECT_FALSE(parts.add(frames[1] + "x", out).ok());
-  EXPECT_TRUE(parts.add(frames[0], out).ok());
-  EXPECT_FALSE(parts.add(frames[0], out).ok()) << "twice";
-}
-
 TEST(AgentMessages, OpenOnesAreBounded) {
   AgentAssembler parts;
   AgentFrame out;
@@ -178,27 +148,6 @@ TEST(AgentMessages, OpenOnesAreBounded) {
             .status();
   }
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-}
-
-// Wherever among its parts the word comes, what is kept is no more than before.
-// Where no more come than have: whichever parts these are.
-TEST(AgentMessages, ACompletedMessageLeavesNothing) {
-  const std::string message(kMaxAgentMessage, 'm');
-  AgentAssembler parts;
-  AgentFrame out;
-  std::vector<std::string> frames = agent_frames(AgentFrameKind::kMessage, message);
-  for (size_t came = 0; came < 40; ++came) {
-    number_anew(frames);
-    for (size_t i = 0; i < came; ++i) {
-      ASSERT_TRUE(parts.add(frames[frames.size() - 1 - 2 * i], out).ok());
-    }
-    const absl::StatusOr<bool> whole = parts.add(abandon_frame(frames[0], 0), out);
-    ASSERT_TRUE(whole.ok()) << whole.status();
-    EXPECT_FALSE(*whole);
-  }
-  number_anew(frames);
-  for (const std::string& frame : frames) ASSERT_TRUE(parts.add(frame, out).ok());
-  EXPECT_EQ(out.payload, message);
 }
 
 // What is sent again is another message: parts of the first time are none of its.
@@ -214,28 +163,6 @@ TEST(AgentMessages, NumberedAnewTheyAreThoseOfAnotherMessage) {
   std::vector<std::string> whole = agent_frames(AgentFrameKind::kMessage, "one frame");
   number_anew(whole);
   EXPECT_EQ(whole, agent_frames(AgentFrameKind::kMessage, "one frame"));
-}
-
-TEST(AgentMessages, AnAbandonedMessageLeavesNothing) {
-  const std::string message(kMaxAgentMessage, 'm');
-  AgentAssembler parts;
-  AgentFrame out;
-  constexpr size_t kCame = 3;
-  for (size_t round = 0; round < 40; ++round) {
-    const std::vector<std::string> frames = agent_frames(AgentFrameKind::kMessage, message);
-    std::vector<std::string> came(frames.begin(), frames.begin() + kCame);
-    came.insert(came.begin() + static_cast<ptrdiff_t>(round % (kCame + 1)),
-                abandon_frame(frames[0], kCame));
-    for (const std::string& frame : came) {
-      const absl::StatusOr<bool> whole = parts.add(frame, out);
-      ASSERT_TRUE(whole.ok()) << whole.status();
-      EXPECT_FALSE(*whole);
-    }
-  }
-  for (const std::string& frame : agent_frames(AgentFrameKind::kMessage, message)) {
-    ASSERT_TRUE(parts.add(frame, out).ok());
-  }
-  EXPECT_EQ(out.payload, message);
 }
 
 }  // namespace

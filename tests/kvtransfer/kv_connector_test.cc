@@ -20,21 +20,6 @@ class KvConnectorTest : public OverEveryProvider<std::tuple<std::string, bool>> 
   }
 };
 
-TEST_P(KvConnectorTest, ADecodeShardGetsItsHeads) {
-  KvPairOptions with = options();
-  with.decode_layout = test_layout(80, 3, 2);
-  KvPair pair(with);
-  for (KvRequestId id = 1; id <= 5; ++id) {
-    ASSERT_TRUE(pair.decode->start(id, pair.address(), 41).ok());
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 5; ++id) {
-    EXPECT_EQ(pair.decode->load(id).verified, 6u);
-    EXPECT_FALSE(pair.decode->load(id).wrong);
-  }
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-}
-
 TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   KvPairOptions with = options();
   with.mode = KvSendMode::kSerialized;
@@ -77,24 +62,6 @@ TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
   const absl::Status status = pair.decode->start(3, old, 12);
   pair.run_to_end();
   EXPECT_FALSE(status.ok() && pair.decode->load(3).status.ok());
-}
-
-TEST_P(KvConnectorTest, IncompatibleLayoutsAreRefusedWithTheRemedy) {
-  KvPairOptions with = options();
-  with.decode_layout.groups[0].block_tokens = 8;
-  KvPair pair(with);
-  KvLoad load;
-  load.id = 1;
-  load.prefill = pair.address();
-  load.tokens.assign(16, 1);
-  load.blocks = {0, 1};
-  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
-  pair.until([&] { return !pair.decode_connector->load_status(1).ok(); });
-  const absl::Status status = pair.decode_connector->load_status(1);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("same block size")));
-  pair.until([&] { return pair.decode_connector->end_load(1); });
-  EXPECT_EQ(pair.prefill->jobs_seen(), 0u);
 }
 
 TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
@@ -271,17 +238,6 @@ TEST_P(KvEitherWayTest, AJobFinishedWithBlocksMissingFails) {
   EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
   EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
   EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-}
-
-TEST_P(KvEitherWayTest, LayersArriveBeforeTheJobIsFinished) {
-  KvPair pair(options());
-  pair.prefill->stop_before_layer(5);
-  ASSERT_TRUE(start(pair, 1, 12).ok());
-  pair.until([&] { return pair.decode->load(1).verified == 5; });
-  EXPECT_FALSE(pair.decode->load(1).wrong);
-  EXPECT_TRUE(pair.decode->load(1).status.ok());
-  pair.prefill->stop_before_layer(UINT32_MAX);
-  pair.run_to_end();
 }
 
 TEST_P(KvConnectorTest, TheTimelineHasEveryTransferAndEveryArrival) {

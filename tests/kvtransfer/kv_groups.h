@@ -84,8 +84,6 @@ class Groups {
   std::mt19937& random() { return random_; }
 
   Time now() const { return fabric_.clock().now(); }
-  size_t prefill_node(size_t rank) const { return prefill_members_[rank]->node; }
-  size_t decode_node(size_t rank) const { return decode_members_[rank]->node; }
 
   void kill_decode(size_t rank, Time when) {
     fabric_.kill(decode_members_[rank]->node, when);

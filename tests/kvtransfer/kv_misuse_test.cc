@@ -1,5 +1,6 @@
 // What engines do wrong with connectors: blocks and keys that are used twice, more of everything
 // than there is room for. Whatever it is ends, and the next load comes.
+#include "kvtransfer/kv_plan.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/test.h"
 
@@ -174,6 +175,74 @@ TEST_P(KvMisuse, MoreBindingsThanAPrefillTakes) {
   for (const uint64_t job : jobs) prefill().finish_job(job, absl::CancelledError("not now"));
   for (const uint64_t job : jobs) until([&] { return prefill().is_saved(job); });
   EXPECT_TRUE(prefill().bind({.key = "0", .tokens = 4}).ok());
+}
+
+TEST_P(KvMisuse, AGroupInTheWrongOrderIsRefused) {
+  KvPairOptions with;
+  with.provider = GetParam();
+  with.prefill_layout = KvLayout::transposed_keys(test_shape(60, 8, 0, 4));
+  with.decode_layout = KvLayout::transposed_keys(test_shape(60, 8));
+  KvPair pair(with);
+  KvLoad load;
+  load.id = 1;
+  load.shards = {pair.address(), pair.address()};  // it is rank 0, and not also 1
+  EXPECT_TRUE(absl::IsInvalidArgument(pair.decode->start(load, 12)));
+  load.shards = {"127.0.0.1:1", pair.address()};
+  ASSERT_TRUE(pair.decode->start(load, 12).ok());
+  pair.run_to_end();
+  EXPECT_FALSE(pair.decode->load(1).status.ok());
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvMisuse, OfAPrefillThatBringsItsOwnMemory) {
+  auto connector = make_or_fail(options_for(GetParam(), "prefill-0"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(connector->bind({.key = "k", .tokens = 1}).status()));
+  const KvLayout layout =
+      KvLayout::paged(test_shape(4, 8), KvLayout::Order::kNhd, KvLayout::Pair::kStacked, true);
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<void*> buffers;
+  for (const KvBuffer& buffer : layout.buffers) {
+    memory.emplace_back(buffer.bytes);
+    buffers.push_back(memory.back().data());
+  }
+  const absl::Span<void* const> all(buffers);
+  EXPECT_TRUE(absl::IsInvalidArgument(connector->register_cache(layout, all.subspan(1))));
+  EXPECT_TRUE(absl::IsInvalidArgument(connector->register_cache(KvLayout(), {})));
+  KvLayout device = layout;
+  device.buffers[2].device = KvDevice::kCuda;
+  EXPECT_FALSE(connector->register_cache(device, all).ok());  // it is the host's
+  std::vector<void*> unmapped = buffers;
+  unmapped.back() = nullptr;
+  EXPECT_FALSE(connector->register_cache(layout, unmapped).ok());
+  ASSERT_TRUE(connector->register_cache(layout, all).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(connector->register_cache(layout, all)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(connector->allocate_cache(layout).status()));
+
+  const auto refused = [&](const KvBinding& binding) {
+    return absl::IsInvalidArgument(connector->bind(binding).status());
+  };
+  EXPECT_TRUE(refused({.key = "", .tokens = 1}));
+  EXPECT_TRUE(refused({.key = std::string(257, 'k'), .tokens = 1}));
+  EXPECT_TRUE(refused({.key = "k", .tokens = 0}));
+  EXPECT_TRUE(refused({.key = "k", .tokens = 1, .loads = 0}));
+  EXPECT_TRUE(refused({.key = "k", .tokens = 1, .lease = Time(0)}));
+  const auto job = connector->bind({.key = "k", .tokens = 17});
+  ASSERT_TRUE(job.ok()) << job.status();
+  const std::vector<uint32_t> blocks = {0, 1, 2, 3};
+  EXPECT_TRUE(absl::IsOutOfRange(connector->save_layer(*job, 0, 0, blocks)));
+  EXPECT_TRUE(absl::IsOutOfRange(connector->save_layer(*job, 6, 0, {0})));
+  EXPECT_TRUE(absl::IsOutOfRange(connector->save_layer(*job, 0, 0, {4})));
+  EXPECT_TRUE(connector->save_layer(*job, 0, 0, {0, 1, 2}).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      connector->give_payload(*job, std::string(KvConnector::kMaxPayload + 1, 'x'))));
+  EXPECT_TRUE(absl::IsNotFound(connector->give_payload(99, "x")));
+  EXPECT_TRUE(connector->give_payload(*job, "x").ok());
+  connector->finish_job(*job, absl::InternalError("given up"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(connector->give_payload(*job, "y")));
+  baton::until([&] { return connector->is_saved(*job); }, [&] { connector->progress(); });
+  EXPECT_TRUE(absl::IsNotFound(connector->load_payload(5).status()));
+  EXPECT_TRUE(connector->failed_blocks(5).empty());
+  EXPECT_TRUE(absl::IsNotFound(connector->renew_load(5, kLongEnough)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvMisuse, ::testing::ValuesIn(real_providers()),

@@ -173,50 +173,26 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
 }
 
 TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
-  Line line;
-  Process decode(Process::kDecode, GetParam(), 0, line);
-  auto connector = make_or_fail(options_for(GetParam(), "prefill-0"));
-  ASSERT_NE(connector, nullptr);
-  TestPrefill prefill(*connector, test_layout(60), 1);
-  prefill.stop_before_layer(2);
-  line.put(connector->address());
-  const auto step_until = [&](const std::function<bool()>& ready) {
-    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
-      prefill.step();
-      if (ready()) return true;
-    }
-    return false;
-  };
-  ASSERT_TRUE(
-      step_until([&] { return prefill.jobs_seen() == 2 && connector->stats().bytes_sent > 0; }));
-  decode.kill_now();
-  ASSERT_TRUE(step_until([&] { return prefill.open_jobs() == 0; }));
-  EXPECT_EQ(prefill.unwanted(), 2u);
-  EXPECT_EQ(prefill.cache().free_blocks(), 60u);
-}
-
-TEST_P(KvProcessesTest, AKilledDecodeThatPulledLetsGoOfItsBlocks) {
-  Line line;
-  Process decode(Process::kDecodePulls, GetParam(), 0, line);
-  BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
-  options.allow_pull = true;
-  auto connector = make_or_fail(options);
-  ASSERT_NE(connector, nullptr);
-  TestPrefill prefill(*connector, test_layout(60), 1);
-  prefill.stop_before_layer(2);
-  line.put(connector->address());
-  const auto step_until = [&](const std::function<bool()>& ready) {
-    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
-      prefill.step();
-      if (ready()) return true;
-    }
-    return false;
-  };
-  ASSERT_TRUE(step_until([&] { return prefill.jobs_seen() == 2; }));
-  decode.kill_now();
-  ASSERT_TRUE(step_until([&] { return prefill.open_jobs() == 0; }));
-  EXPECT_EQ(prefill.unwanted(), 2u);
-  EXPECT_EQ(prefill.cache().free_blocks(), 60u);
+  for (const bool pulls : {false, true}) {
+    SCOPED_TRACE(pulls);
+    Line line;
+    Process decode(pulls ? Process::kDecodePulls : Process::kDecode, GetParam(), 0, line);
+    BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
+    options.allow_pull = pulls;
+    auto connector = make_or_fail(options);
+    ASSERT_NE(connector, nullptr);
+    TestPrefill prefill(*connector, test_layout(60), 1);
+    prefill.stop_before_layer(2);
+    line.put(connector->address());
+    const auto turn = [&] { prefill.step(); };
+    baton::until(
+        [&] { return prefill.jobs_seen() == 2 && (pulls || connector->stats().bytes_sent > 0); },
+        turn);
+    decode.kill_now();
+    baton::until([&] { return prefill.open_jobs() == 0; }, turn);
+    EXPECT_EQ(prefill.unwanted(), 2u);
+    EXPECT_EQ(prefill.cache().free_blocks(), 60u);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvProcessesTest, ::testing::ValuesIn(real_providers()),

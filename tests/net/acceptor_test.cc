@@ -6,6 +6,7 @@
 
 #include "tests/held_port.h"
 #include "tests/net/plain_host.h"
+#include "tests/no_descriptors.h"
 #include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/admission.h"
@@ -283,20 +284,6 @@ TEST(Acceptor, WhereAllHaveNamedAKeyTheOldestMakesRoom) {
   EXPECT_EQ(caller_to_drop({{&there, false}, {&here, true}, {&here, false}}), 2U);
   EXPECT_EQ(caller_to_drop({{&there, false}, {&here, true}, {&here, true}}), 1U);
 }
-
-// Takes this process all descriptors it does not have yet.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    EXPECT_EQ(0, getrlimit(RLIMIT_NOFILE, &before_));
-    const rlimit none{3, before_.rlim_max};
-    EXPECT_EQ(0, setrlimit(RLIMIT_NOFILE, &none));
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 bool readable(int fd) {
   pollfd one{fd, POLLIN, 0};

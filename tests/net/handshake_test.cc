@@ -408,22 +408,5 @@ TEST(Handshake, WhatOneSideNeedsBothHave) {
               AllOf(HasSubstr("encrypted"), HasSubstr("the peer does not offer it")));
 }
 
-TEST(Handshake, HelloInfoSurvivesOnlyWhole) {
-  HelloInfo whole = info("name", 3);
-  whole.extra = "extra";
-  const std::string wire = whole.encode();
-  ASSERT_TRUE(HelloInfo::decode(wire).ok());
-  for (size_t cut = 0; cut < wire.size(); ++cut) {
-    EXPECT_FALSE(HelloInfo::decode(wire.substr(0, cut)).ok());
-  }
-  whole.rail = 5;  // of 1
-  EXPECT_FALSE(HelloInfo::decode(whole.encode()).ok());
-}
-
-TEST(ClusterKey, ExplainsShortAndMissingKeys) {
-  EXPECT_FALSE(ClusterKey::from_bytes("short").ok());
-  EXPECT_EQ(ClusterKey::from_file("/nonexistent/key").status().code(), absl::StatusCode::kNotFound);
-}
-
 }  // namespace
 }  // namespace baton::net

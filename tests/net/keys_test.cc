@@ -149,25 +149,6 @@ TEST(Keys, SipHashIsThatOfOpenssl) {
 
 // ---- seals ----
 
-constexpr Protection kEvery[] = {Protection::kHeads, Protection::kIntegrity, Protection::kEncrypt};
-
-// A frame with `payload`, as it lies on the wire.
-std::string sealed(Sealer& sealer, std::string_view head, std::string_view payload) {
-  std::string body(payload);
-  if (sealer.payload() && !payload.empty()) {
-    body.resize(payload.size() + kSealTag);
-    sealer.start_payload();
-    const size_t half = payload.size() / 2;
-    sealer.payload(payload.data(), half, body.data());
-    sealer.payload(payload.data() + half, payload.size() - half, body.data() + half);
-    sealer.end_payload(body.data() + payload.size());
-  }
-  std::string out(head.size() + kSealBytes, '\0');
-  head.copy(out.data() + kSealPrefix, head.size());
-  sealer.head(out.data(), head.size());
-  return out + body;
-}
-
 // "head|payload" of each frame as far as they are believed.
 std::vector<std::string> opened(Opener& opener, std::string wire, size_t payload) {
   std::vector<std::string> out;
@@ -191,60 +172,12 @@ std::vector<std::string> opened(Opener& opener, std::string wire, size_t payload
   return out;
 }
 
-TEST(Seal, WhatWasSealedIsOpened) {
-  const Key32 key = KeyPair::make().private_key;
-  for (const Protection protection : kEvery) {
-    Sealer sealer(key, protection);
-    Opener opener(key, protection);
-    std::string wire = sealed(sealer, "one", "first");
-    wire += sealed(sealer, "two!", "again");
-    EXPECT_EQ(opened(opener, wire, 5), (std::vector<std::string>{"one|first", "two!|again"}));
-    EXPECT_EQ(wire.find("two") == std::string::npos, protection == Protection::kEncrypt);
-    EXPECT_EQ(wire.find("first") == std::string::npos, protection == Protection::kEncrypt);
-  }
-}
-
-TEST(Seal, NoBitIsChangedUnnoticed) {
-  const Key32 key = KeyPair::make().private_key;
-  for (const Protection protection : kEvery) {
-    Sealer sealer(key, protection);
-    const std::string wire = sealed(sealer, "head", "payload");
-    // Without Protection of the payload its bytes are not looked at.
-    const size_t covered = protection == Protection::kHeads ? 4 + kSealBytes : wire.size();
-    for (size_t bit = 0; bit < 8 * covered; ++bit) {
-      std::string changed = wire;
-      changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << (bit % 8)));
-      Opener opener(key, protection);
-      EXPECT_TRUE(opened(opener, changed, 7).empty()) << "bit " << bit;
-    }
-  }
-}
-
-TEST(Seal, FramesAreNotRepeatedLeftOutOrMoved) {
-  const Key32 key = KeyPair::make().private_key;
-  for (const Protection protection : kEvery) {
-    Sealer sealer(key, protection);
-    const std::string a = sealed(sealer, "a", "A"), b = sealed(sealer, "b", "B");
-    const auto count = [&](const std::string& wire) {
-      Opener opener(key, protection);
-      return opened(opener, wire, 1).size();
-    };
-    EXPECT_EQ(count(a + b), 2u);
-    EXPECT_EQ(count(a + a), 1u);
-    EXPECT_EQ(count(b), 0u);
-    EXPECT_EQ(count(b + a), 0u);
-    if (protection == Protection::kHeads) continue;
-    // The head of one with the payload of the other.
-    const size_t head = 1 + kSealBytes;
-    EXPECT_EQ(count(a.substr(0, head) + b.substr(head)), 0u);
-  }
-}
-
 TEST(Seal, AHeadIsAsLongAsItMayBeAndNoLonger) {
   const Key32 key = KeyPair::make().private_key;
   Sealer sealer(key, Protection::kHeads);
   Opener opener(key, Protection::kHeads);
-  std::string wire = sealed(sealer, std::string(20, 'h'), "");
+  std::string wire(20 + kSealBytes, 'h');
+  sealer.head(wire.data(), 20);
   std::string_view head;
   for (size_t have = 0; have < wire.size(); ++have) {
     EXPECT_EQ(opener.head(wire.data(), have, 20, head), Opener::Found::kMore);

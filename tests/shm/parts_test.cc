@@ -53,45 +53,6 @@ TEST(NotifyRing, CarriesRecordsOfEverySizeAroundTheEnd) {
   EXPECT_FALSE(*ring.reader.next(arrival));
 }
 
-TEST(NotifyRing, CarriesArrivals) {
-  RingPair ring;
-  const Arrival sent{.transfer = {7, 9},
-                     .slice = 3,
-                     .slice_bytes = 100,
-                     .total_bytes = 1000,
-                     .counter_index = 5,
-                     .counter_generation = 65535,
-                     .increment = 11,
-                     .notify = "last"};
-  ring.writer.push(sent);
-  Arrival arrival;
-  ASSERT_TRUE(*ring.reader.next(arrival));
-  EXPECT_EQ(arrival.transfer, sent.transfer);
-  EXPECT_EQ(arrival.slice, 3u);
-  EXPECT_EQ(arrival.slice_bytes, 100u);
-  EXPECT_EQ(arrival.total_bytes, 1000u);
-  EXPECT_EQ(arrival.counter_index, 5u);
-  EXPECT_EQ(arrival.counter_generation, 65535);
-  EXPECT_EQ(arrival.increment, 11u);
-  EXPECT_EQ(arrival.notify, "last");
-}
-
-TEST(NotifyRing, IsFullWhenItIsFull) {
-  RingPair ring;
-  const std::string text(1000, 'x');
-  const Arrival sent{.notify = text};
-  size_t pushed = 0;
-  for (; ring.writer.fits(sent); ++pushed) ring.writer.push(sent);
-  EXPECT_EQ(pushed, Lane::kRingBytes / (8 + 48 + 1000));
-  Arrival arrival;
-  ASSERT_TRUE(*ring.reader.next(arrival));
-  EXPECT_TRUE(ring.writer.fits(sent));
-  EXPECT_FALSE(ring.reader.room_was_awaited());
-  ring.writer.wait_for_room();
-  EXPECT_TRUE(ring.reader.room_was_awaited());
-  EXPECT_FALSE(ring.reader.room_was_awaited());
-}
-
 TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
   Arrival arrival;
   {
@@ -112,40 +73,6 @@ TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
     ring.lane->tail.store(16);
     EXPECT_FALSE(ring.reader.next(arrival).ok()) << bytes << " bytes of kind " << kind;
   }
-}
-
-TEST(Message, SurvivesTheWire) {
-  Message setup;
-  setup.kind = Message::Kind::kSetup;
-  setup.control_bytes = 1;
-  setup.counter_bytes = 2;
-  setup.connection_bytes = 3;
-  setup.nonce_address = 4;
-  setup.nonce.fill(5);
-  auto read = Message::decode(setup.encode());
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->nonce_address, 4u);
-  EXPECT_EQ(read->nonce, setup.nonce);
-  EXPECT_EQ(read->expected_fds(true), 3u);
-
-  Message goodbye;
-  goodbye.kind = Message::Kind::kGoodbye;
-  goodbye.text = std::string(1000, 'x');
-  read = Message::decode(goodbye.encode());
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->text, std::string(256, 'x'));
-}
-
-TEST(Message, RefusesWhatIsNotOne) {
-  Message file;
-  file.kind = Message::Kind::kFile;
-  const std::string good = file.encode();
-  for (size_t n = 0; n < good.size(); ++n) {
-    EXPECT_FALSE(Message::decode(std::string_view(good).substr(0, n)).ok()) << n;
-  }
-  EXPECT_FALSE(Message::decode(good + "x").ok());
-  EXPECT_FALSE(Message::decode(std::string("\x09")).ok());
-  EXPECT_FALSE(Message::decode(std::string("\x04\xff\xff", 3)).ok());
 }
 
 TEST(MemoryFile, MapsOnlyWhatCannotShrink) {

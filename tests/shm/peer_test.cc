@@ -301,26 +301,26 @@ TEST_F(ShmHostile, GarbageInsteadOfAHandshakeClosesTheConnection) {
   EXPECT_NE(raw_->goodbye(), "");
 }
 
-TEST_F(ShmHostile, UnsealedFilesAreRefused) {
-  raw_->authenticate();
-  const base::UniqueFd file(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(file.get(), 1 << 20), 0);
-  raw_->send(setup_message(), {file.get(), file.get(), file.get()});
-  EXPECT_THAT(raw_->goodbye(), HasSubstr("F_SEAL_SHRINK"));
-}
-
-TEST_F(ShmHostile, FilesThatAreTooSmallAreRefused) {
-  raw_->authenticate();
-  auto file = create_file("t", 4096);
-  ASSERT_TRUE(file.ok());
-  raw_->send(setup_message(), {file->fd.get(), file->fd.get(), file->fd.get()});
-  EXPECT_THAT(raw_->goodbye(), HasSubstr("4096 bytes"));
-}
-
-TEST_F(ShmHostile, MissingDescriptorsAreNoticed) {
-  raw_->authenticate();
-  raw_->send(setup_message());
-  EXPECT_THAT(raw_->goodbye(), HasSubstr("0 descriptors"));
+TEST_F(ShmHostile, WhatNoPeerSendsIsRefusedByName) {
+  const base::UniqueFd unsealed(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), 1 << 20), 0);
+  const auto small = create_file("t", 4096);
+  ASSERT_TRUE(small.ok());
+  const struct {
+    std::string words;
+    std::vector<int> files;
+    const char* why;
+  } rows[] = {{setup_message(), std::vector<int>(3, unsealed.get()), "F_SEAL_SHRINK"},
+              {setup_message(), std::vector<int>(3, small->fd.get()), "4096 bytes"},
+              {setup_message(), {}, "0 descriptors"},
+              {std::string(kMaxMessage + 1, 'x'), {}, "more than"},
+              {"\x7f", {}, "unknown kind"}};
+  for (const auto& row : rows) {
+    raw_.emplace(victim_, *victim_.provider->listen());
+    raw_->authenticate();
+    raw_->send(row.words, row.files);
+    EXPECT_THAT(raw_->goodbye(), HasSubstr(row.why));
+  }
 }
 
 // More than any message has: none is kept, of a message that is right but for that, and of others.
@@ -373,18 +373,6 @@ TEST(ShmStopped, PeersAreWaitedForAllAtOnce) {
   const Time again = Clock::steady().now();
   EXPECT_EQ(owner.remove(next), absl::OkStatus()) << "nobody has that";
   EXPECT_LT(Clock::steady().now() - again, at_once);
-}
-
-TEST_F(ShmHostile, PacketsThatAreTooLongAreRefused) {
-  raw_->authenticate();
-  raw_->send(std::string(kMaxMessage + 1, 'x'));
-  EXPECT_THAT(raw_->goodbye(), HasSubstr("more than"));
-}
-
-TEST_F(ShmHostile, UnknownMessagesAreRefused) {
-  raw_->authenticate();
-  raw_->send("\x7f");
-  EXPECT_THAT(raw_->goodbye(), HasSubstr("unknown kind"));
 }
 
 }  // namespace

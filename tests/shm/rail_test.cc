@@ -55,61 +55,6 @@ TEST_P(ShmRail, WritesAndReadsRunsAndPages) {
   EXPECT_TRUE(near_.all(0, 5 + 500 * 1000, kBytes));
 }
 
-TEST_P(ShmRail, ChecksKeyGenerationRightsAndBounds) {
-  RegionEntry* entry = b_.add(far_, Access::kRemoteRead);
-  const RemoteRegion remote = b_.regions.describe(*entry);
-  const Layout page = Layout::contiguous(0, 4096);
-  far_.fill(1);
-  near_.fill(2);
-  EXPECT_TRUE(absl::IsPermissionDenied(move(a_.transfer(Op::kWrite, near_, page, remote, page))));
-  RemoteRegion forged = remote;
-  forged.key ^= 1;
-  EXPECT_TRUE(absl::IsPermissionDenied(move(a_.transfer(Op::kRead, near_, page, forged, page))));
-  EXPECT_TRUE(absl::IsOutOfRange(
-      move(a_.transfer(Op::kRead, near_, page, remote, Layout::contiguous(kBytes - 4095, 4096)))));
-  forged = remote;
-  forged.index = 1 << 30;
-  EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, forged, page))));
-  EXPECT_TRUE(b_.remove(entry).ok());
-  EXPECT_TRUE(absl::IsNotFound(move(a_.transfer(Op::kRead, near_, page, remote, page))));
-  EXPECT_TRUE(far_.all(1));
-  EXPECT_TRUE(near_.all(2));
-}
-
-TEST_P(ShmRail, CountsAndNotifiesAfterTheBytes) {
-  const RemoteRegion remote = b_.share(far_);
-  const CounterId counter = *b_.counters.allocate();
-  near_.fill(3);
-  const Layout all = Layout::contiguous(0, kBytes);
-  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
-  t.counter = b_.counters.describe(counter);
-  t.increment = 5;
-  t.notify = "here";
-  ASSERT_TRUE(a_.post(t));
-  until({&a_, &b_}, [&] { return b_.counters.value(counter) != 0; });
-  EXPECT_TRUE(far_.all(3));
-  EXPECT_EQ(b_.counters.value(counter), 5u);
-  until({&a_, &b_}, [&] { return !b_.notes.empty(); });
-  EXPECT_EQ(b_.notes[0], "here");
-}
-
-TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
-  const RemoteRegion remote = b_.share(far_);
-  near_.fill(4);
-  const Layout all = Layout::contiguous(0, kBytes);
-  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
-  t.notify = "whole";
-  ASSERT_TRUE(a_.rails[0]->post({&t, 0, 0, 1000}, a_));
-  ASSERT_TRUE(a_.rails[0]->post({&t, 1, 1000, kBytes}, a_));
-  until({&a_, &b_}, [&] { return b_.landed.size() == 2; });
-  EXPECT_EQ(b_.landed[0].arrival.slice_bytes, 1000u);
-  EXPECT_EQ(b_.landed[0].notify, "");
-  EXPECT_EQ(b_.landed[1].arrival.slice, 1u);
-  EXPECT_EQ(b_.landed[1].arrival.total_bytes, kBytes);
-  EXPECT_EQ(b_.landed[1].notify, "whole");
-  EXPECT_TRUE(far_.all(4));
-}
-
 TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   constexpr size_t kLarge = 64 << 20;
   TestMemory near_large(kLarge, GetParam());
@@ -146,23 +91,6 @@ TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
   EXPECT_TRUE(move(a_.transfer(Op::kWrite, near_large, large, remote_large, large)).ok());
   EXPECT_TRUE(far_large.all(7));
-}
-
-TEST_P(ShmRail, CancelsWhatItHasNotFinished) {
-  const RemoteRegion remote = b_.share(far_);
-  const Layout all = Layout::contiguous(0, kBytes);
-  TransferDescriptor& first = a_.transfer(Op::kWrite, near_, all, remote, all);
-  TransferDescriptor& second = a_.transfer(Op::kWrite, near_, all, remote, all);
-  TransferDescriptor& third = a_.transfer(Op::kRead, near_, all, remote, all);
-  for (auto* t : {&first, &second, &third}) ASSERT_TRUE(a_.post(*t));
-  a_.rails[0]->abort(second.id, a_);
-  ASSERT_EQ(a_.done.size(), 1u);
-  EXPECT_EQ(a_.done[0].transfer, second.id);
-  EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
-  until_done(3);
-  EXPECT_EQ(a_.done[1].transfer, first.id);
-  EXPECT_EQ(a_.done[2].transfer, third.id);
-  EXPECT_TRUE(a_.done[1].status.ok() && a_.done[2].status.ok());
 }
 
 TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
@@ -372,33 +300,6 @@ TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
   ASSERT_TRUE(a.post(a.transfer(Op::kWrite, heap, page, remote, page)));
   until({&a, &b}, [&] { return !a.done.empty(); });
   EXPECT_TRUE(absl::IsFailedPrecondition(a.done[0].status)) << a.done[0].status;
-}
-
-TEST(ShmProvider, RefusesAnotherClustersKey) {
-  ShmNode a("a", {}, "another secret, long enough");
-  ShmNode b("b");
-  const auto address = b.provider->listen();
-  ASSERT_TRUE(address.ok());
-  a.provider->connect({.session = 1, .address = *address});
-  until({&a, &b}, [&] { return !a.failed.ok(); });
-  EXPECT_THAT(std::string(a.failed.message()), HasSubstr("key"));
-  EXPECT_TRUE(b.rails.empty());
-}
-
-TEST(ShmProvider, ReportsAMissingListener) {
-  ShmNode a("a");
-  a.provider->connect({.session = 1, .address = "baton-gone"});
-  until({&a}, [&] { return !a.failed.ok(); });
-  EXPECT_TRUE(absl::IsNotFound(a.failed)) << a.failed;
-}
-
-TEST(ShmProvider, RefusesAnotherWorkerAtTheAddress) {
-  ShmNode a("a");
-  ShmNode b("b");
-  const auto address = b.provider->listen();
-  a.provider->connect({.session = 1, .address = *address, .expected = a.self});
-  until({&a, &b}, [&] { return !a.failed.ok(); });
-  EXPECT_THAT(std::string(a.failed.message()), HasSubstr("restarted"));
 }
 
 TEST(ShmProvider, SaysWhyItIsNotAvailable) {

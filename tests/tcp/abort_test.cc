@@ -66,28 +66,6 @@ TEST_F(TcpPair, AbortedWriteNeitherReadsNorWritesAfterItsReport) {
   }
 }
 
-TEST_F(TcpPair, AbortedReadLandsNothingMore) {
-  TcpNode a("a", narrow("2")), b("b", narrow("2"));
-  connect(a, b);
-  std::vector<char> local(kAbortedBytes, 'x'), remote = clean(2);
-  const Layout all = Layout::contiguous(0, kAbortedBytes);
-  auto& t = a.transfer(Op::kRead, local, all, b.share(remote), all);
-  Feeder feeder(a, t, kAbortedSlice);
-  until({&a, &b}, [&] {
-    feeder.feed();
-    return feeder.reports() >= 2;
-  });
-  for (auto& rail : a.rails) rail->abort(t.id, a);
-  EXPECT_EQ(feeder.reports(), feeder.posted()) << "a read can always be let go of at once";
-  std::fill(local.begin(), local.end(), kPoison);
-  settle(a, b);
-  EXPECT_EQ(std::count(local.begin(), local.end(), kPoison), static_cast<ptrdiff_t>(kAbortedBytes));
-  EXPECT_TRUE(a.down.empty() && b.down.empty());
-  auto& again = a.transfer(Op::kRead, local, all, b.share(remote), all);
-  ASSERT_TRUE(run(a, b, again, kAbortedSlice).ok());
-  EXPECT_EQ(local, remote);
-}
-
 // A read of tiny pieces is many requests: aborting it must not lose count of them.
 TEST_F(TcpPair, ReadsCanBeAbortedOverAndOver) {
   TcpNode a("a", narrow()), b("b", narrow());
@@ -112,39 +90,6 @@ TEST_F(TcpPair, ReadsCanBeAbortedOverAndOver) {
   ASSERT_TRUE(run(a, b, t, kAbortedSlice).ok());
   for (size_t i = 0; i < kRows; ++i) {
     ASSERT_EQ(0, std::memcmp(&local[i * kRow], &remote[2 * i * kRow], kRow)) << i;
-  }
-}
-
-TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
-  for (const Op op : {Op::kWrite, Op::kRead}) {
-    TcpNode a("a", narrow("2")), b("b", narrow("2"));
-    connect(a, b);
-    std::vector<char> local = clean(1), remote = clean(2);
-    const RemoteRegion region = b.share(remote);
-    const Layout all = Layout::contiguous(0, kAbortedBytes);
-    auto& t = a.transfer(op, local, all, region, all);
-    Feeder feeder(a, t, kAbortedSlice);
-    until({&a, &b}, [&] {
-      feeder.feed();
-      return feeder.reports() >= 2;
-    });
-    ASSERT_TRUE(b.provider->remove_region(b.regions.entries()[region.index], b).ok());
-    ASSERT_TRUE(b.regions
-                    .remove({.base = nullptr,
-                             .size = 0,
-                             .index = region.index,
-                             .generation = region.generation})
-                    .ok());
-    std::fill(remote.begin(), remote.end(), kPoison);
-    until({&a, &b}, [&] {
-      feeder.feed();
-      return feeder.finished();
-    });
-    EXPECT_TRUE(absl::IsNotFound(feeder.result())) << feeder.result();
-    EXPECT_FALSE(poisoned(local));
-    EXPECT_EQ(std::count(remote.begin(), remote.end(), kPoison),
-              static_cast<ptrdiff_t>(kAbortedBytes));
-    EXPECT_TRUE(a.down.empty() && b.down.empty());
   }
 }
 

@@ -1,4 +1,4 @@
-// What a worker tells its log: peers up and down with the route, who was refused and why, memory.
+// What a worker tells its log: peers up and down with the route, memory.
 #include "tests/captured_log.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -47,19 +47,6 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer down: alice: ")));
   EXPECT_THAT(lines_, Not(Contains(HasSubstr("warning"))));
   EXPECT_EQ(a->stats().handshakes_refused + b->stats().handshakes_refused, 0u);
-}
-
-TEST_F(WorkerLog, LogsAndCountsRefusedPeers) {
-  const auto a = worker("alice", "another secret here"), b = worker("bob", "0123456789abcdef");
-  const auto peer = a->connect(b->address());
-  ASSERT_TRUE(peer.ok()) << peer.status();
-  until(*a, *b, [&] {
-    return a->peer_state(*peer) == PeerState::kDown && b->stats().handshakes_refused == 1;
-  });
-  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("bob: refused tcp 127.0.0.1:"),
-                                     HasSubstr("(1 refused so far)"))));
-  EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer not reached: bob: ")));
-  EXPECT_EQ(b->stats().peers_up, 0u);
 }
 
 TEST_F(WorkerLog, TellsMemoryComingAndGoing) {

@@ -326,14 +326,6 @@ TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
   EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("peer.redial_ms"));
 }
 
-TEST_F(Session, AGoodbyeIsNotCalledBack) {
-  b_.worker->disconnect(b_.peer, Time::zero()).IgnoreError();
-  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
-  EXPECT_THAT(a_.events, testing::ElementsAre(PeerEvent::Kind::kUp, PeerEvent::Kind::kDown));
-  EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()),
-              HasSubstr("closed the connection"));
-}
-
 // What is open waits for the peer's word, and so does disconnect(): also one that is called again.
 TEST_F(Session, DisconnectWaitsForAPeerThatIsCalledAgain) {
   const CounterId counter = *b_.worker->allocate_counter();
@@ -355,22 +347,6 @@ TEST_F(Session, DisconnectWaitsForAPeerThatIsCalledAgain) {
   std::fill(b_.memory.begin(), b_.memory.end(), kReused);
   run_out();
   EXPECT_TRUE(reused_is_whole());
-}
-
-TEST_F(Session, DisconnectGivesASilentPeerUp) {
-  network_->hold(FaultyNetwork::kBack, true);
-  const TransferId id = write(*b_.worker->allocate_counter());
-  for (int k = 0; k < 50; ++k) step();
-  const Time asked = clock_.now();
-  a_.worker->begin_disconnect(a_.peer, seconds(2));
-  while (a_.worker->peer_state(a_.peer) != PeerState::kDown && clock_.now() < asked + seconds(60)) {
-    for (int k = 0; k < 20; ++k) step();
-    clock_.advance(milliseconds(100));
-  }
-  EXPECT_GE(clock_.now() - asked, seconds(2));
-  EXPECT_LE(clock_.now() - asked, milliseconds(2200));
-  EXPECT_TRUE(ended_at_a(id));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(a_.worker->disconnect(a_.peer)));
 }
 
 // Killed with work open at both sides, and another process is behind its address at once.

@@ -1,9 +1,8 @@
 // Peers that are up over a worse provider than both sides have, in the order in which a test says
 // so: the better one is called again, and what there is to do goes over it when it answers.
 #include "tests/captured_log.h"
-#include "tests/manual_clock.h"
 #include "tests/test.h"
-#include "tests/transport/scripted_provider.h"
+#include "tests/transport/two_providers.h"
 #include "transport/internal/messages/control_message.h"
 
 namespace baton {
@@ -19,47 +18,16 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// A worker with two providers, and a peer that has both.
-class Failback : public testing::Test {
+class Failback : public TwoProviders {
  protected:
   Failback() { start({}); }
   void start(SettingValues settings) {
-    WorkerOptions options;
-    options.name = "scripted";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock_;
-    options.settings = std::move(settings);
-    const auto add = [&](ScriptedProvider*& made, const char* name, int rank) {
-      options.extra_providers.emplace_back([&made, name, rank](const ProviderContext&) {
-        auto provider = std::make_unique<ScriptedProvider>(name, rank);
-        made = provider.get();
-        return provider;
-      });
-    };
-    add(fast_, "fast", 300);
-    add(slow_, "slow", 10);
-    worker_ = *Worker::create(std::move(options));
-    turn();
-    who_ = {.uid = WorkerUid::random(), .name = "peer"};
-    peer_ = *worker_->connect(Address{.uid = who_.uid,
-                                      .name = who_.name,
-                                      .host_id = this_host_id(),
-                                      .providers = {{"fast", "f"}, {"slow", "s"}}}
-                                  .encode());
-  }
-  void turn() {
-    for (int i = 0; i < 4; ++i) worker_->progress();
+    make_worker(std::move(settings));
+    peer_ = *worker_->connect(address());
   }
   void pass(Time time) {
     clock_.advance(time);
     turn();
-  }
-  ScriptedRail* answer(ScriptedProvider& provider) {
-    who_.session = provider.calls.front().session;
-    who_.link = ++links_;
-    ScriptedRail* rail = provider.answer(who_);
-    turn();
-    return rail;
   }
   // Up over the better one, which is lost: the peer is there again over the other.
   ScriptedRail* fall_back() {
@@ -91,14 +59,6 @@ class Failback : public testing::Test {
     ASSERT_TRUE(worker_->notify_detached(peer_, "words").ok());
     turn();
   }
-
-  ManualClock clock_;
-  ScriptedProvider* fast_ = nullptr;
-  ScriptedProvider* slow_ = nullptr;
-  std::unique_ptr<Worker> worker_;
-  HelloInfo who_;
-  PeerId peer_;
-  uint64_t links_ = 0;
 };
 
 // Promise(lost): Traffic returns to the better provider after `peer.failback_ms`, without loss or
@@ -270,15 +230,6 @@ TEST_F(Failback, AllIsLostDuringACall) {
   EXPECT_EQ(worker_->peer_state(peer_), PeerState::kUp);
   pass(seconds(2));
   EXPECT_THAT(fast_->calls, SizeIs(1));
-}
-
-TEST_F(Failback, AllIsLostAndTheBetterCallBringsItBack) {
-  ScriptedRail* slow = fall_back();
-  pass(seconds(1));
-  slow->lose(*slow_->sink, "cut");
-  ASSERT_NE(answer(*fast_), nullptr);
-  EXPECT_EQ(worker_->peer_state(peer_), PeerState::kUp);
-  EXPECT_THAT(worker_->explain(peer_), HasSubstr("peer: fast"));
 }
 
 TEST_F(Failback, CanBeSwitchedOff) {

@@ -40,16 +40,6 @@ TEST(Log, GoesToStandardErrorWithItsLevel) {
               AllOf(HasSubstr(" warning: a line\n"), HasSubstr(" debug: another\n")));
 }
 
-TEST(Log, GoesToTheSinkInstead) {
-  testing::internal::CaptureStderr();
-  {
-    const CapturedLog log(base::LogLevel::kInfo);
-    base::write_log(base::LogLevel::kInfo, "a line");
-    EXPECT_THAT(log.lines, ElementsAre("a line"));
-  }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
-}
-
 // Whoever writes the first line waits until another thread waits for that, or does not.
 class LineUnderWay {
  public:

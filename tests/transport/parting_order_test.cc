@@ -57,22 +57,6 @@ TEST_F(ScriptedPartings, TheAskedSideClosesOnceIdle) {
   EXPECT_TRUE(worker_->disconnect(peer).ok()) << "both knew that nothing was open";
 }
 
-TEST_F(ScriptedPartings, ASilentPeerIsLeftWhenTheTimeoutIsOver) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = with_something_open(rail);
-  worker_->begin_disconnect(peer, std::chrono::milliseconds(200));
-  turn();
-  clock_.advance(std::chrono::milliseconds(199));
-  turn();
-  EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
-  clock_.advance(std::chrono::milliseconds(2));
-  turn();
-  ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
-  EXPECT_EQ(worker_->stats().open_transfers, 0u);
-  const absl::Status how = worker_->disconnect(peer);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(how)) << how;
-}
-
 // A worker of version 4 would take the question for nonsense and lose the rail.
 // Promise(disconnect): A peer that speaks an older wire version gets no message that it does not
 //   know | the handshake tells the common version

@@ -14,53 +14,6 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-TEST(PeerTable, RemembersThoseThatWentDownLast) {
-  PeerTable table;
-  const PeerId first = table.add()->id();
-  EXPECT_EQ(table.state(first), PeerState::kConnecting);
-  table.set_state(*table.find(first), PeerState::kUp);
-  table.set_state(*table.find(first), PeerState::kDown);
-  for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
-    EXPECT_TRUE(table.knows(first));
-    internal::Peer* peer = table.add();
-    table.set_state(*peer, PeerState::kDown);
-  }
-  internal::Peer* heir = table.add();  // the first row again
-  EXPECT_EQ(heir->index, first.index);
-  EXPECT_NE(heir->generation, first.generation);
-  EXPECT_FALSE(table.knows(first));
-  EXPECT_EQ(table.find(first), nullptr);
-  EXPECT_EQ(table.state(first), PeerState::kDown);
-  EXPECT_EQ(table.state(heir->id()), PeerState::kConnecting);
-  EXPECT_EQ(table.size(), PeerTable::kRemembered + 1);
-}
-
-// Whoever reads its notifications asks whose they are.
-TEST(PeerTable, RemembersPeersWithUnreadMessages) {
-  PeerTable table;
-  internal::Peer& said = *table.add();
-  internal::Peer& late = *table.add();
-  const PeerId of_said = said.id(), of_late = late.id();
-  said.unread = 100;
-  for (internal::Peer* peer : {&said, &late}) table.set_state(*peer, PeerState::kDown);
-  late.unread = 100;  // came with its end
-  const auto others_come_and_go = [&] {
-    for (size_t i = 0; i < PeerTable::kRemembered + 10; ++i) {
-      table.set_state(*table.add(), PeerState::kDown);
-    }
-  };
-  others_come_and_go();
-  for (const PeerId& id : {of_said, of_late}) EXPECT_TRUE(table.knows(id));
-  for (internal::Peer* peer : {&said, &late}) {
-    peer->unread = 0;
-    table.all_read(*peer);
-  }
-  for (const PeerId& id : {of_said, of_late}) EXPECT_TRUE(table.knows(id));
-  others_come_and_go();
-  for (const PeerId& id : {of_said, of_late}) EXPECT_FALSE(table.knows(id));
-  EXPECT_LE(table.size(), PeerTable::kRemembered + 4);
-}
-
 TEST(PeerTable, IsFullWhenAllAreInUse) {
   PeerTable table;
   for (uint32_t i = 0; i < PeerTable::kMost; ++i) ASSERT_NE(table.add(), nullptr);

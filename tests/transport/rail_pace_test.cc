@@ -30,29 +30,6 @@ TEST(RailPace, IsBytesBySecondsInWhichSomeWereUnderWay) {
   EXPECT_EQ(pace.part_of(pace.rate() * 10, now), 1) << "it is tried again";
 }
 
-TEST(RailPace, SlicesThatEndTogetherAreNoSpeed) {
-  RailPace pace;
-  Time now = seconds(5);
-  for (int i = 0; i < 16; ++i) pace.took(kMebibyte, now);
-  now += milliseconds(160);
-  for (int i = 0; i < 16; ++i) pace.moved(kMebibyte, now);
-  EXPECT_LT(pace.rate(), 110.0 * kMebibyte);
-}
-
-TEST(RailPace, WhatWasGivenBackIsNoSpeed) {
-  RailPace pace;
-  Time now = seconds(5);
-  pace.took(kMebibyte, now);
-  pace.took(kMebibyte, now);
-  now += milliseconds(500);
-  EXPECT_EQ(pace.silent(now), milliseconds(500));
-  pace.gave_back(kMebibyte);
-  pace.gave_back(kMebibyte);
-  EXPECT_FALSE(pace.busy());
-  EXPECT_FALSE(pace.known(now));
-  EXPECT_EQ(pace.silent(now), Time::zero());
-}
-
 // The first one that comes up may be the slow one.
 TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
   provider_->slice_bytes = kMebibyte;

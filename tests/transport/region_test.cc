@@ -14,48 +14,6 @@ class Regions : public ::testing::Test {
   std::byte memory_[100];
 };
 
-TEST_F(Regions, ResolvesOnlyWithKeyGenerationRightsAndBounds) {
-  auto entry = table_.add(memory_, sizeof memory_, Access::kRemoteRead, {});
-  ASSERT_TRUE(entry.ok());
-  const RemoteRegion remote = table_.describe(**entry);
-  const auto resolve = [&](uint32_t generation, uint64_t key, Access want, uint64_t offset,
-                           uint64_t bytes) {
-    return table_.resolve(remote.index, generation, key, want, offset, bytes);
-  };
-  auto ok = resolve(remote.generation, remote.key, Access::kRemoteRead, 10, 90);
-  ASSERT_TRUE(ok.ok());
-  EXPECT_EQ(*ok, memory_ + 10);
-  using absl::StatusCode;
-  EXPECT_EQ(resolve(remote.generation, remote.key + 1, Access::kRemoteRead, 0, 1).status().code(),
-            StatusCode::kPermissionDenied);
-  EXPECT_EQ(resolve(remote.generation + 1, remote.key, Access::kRemoteRead, 0, 1).status().code(),
-            StatusCode::kNotFound);
-  EXPECT_EQ(resolve(remote.generation, remote.key, Access::kRemoteWrite, 0, 1).status().code(),
-            StatusCode::kPermissionDenied);
-  EXPECT_EQ(resolve(remote.generation, remote.key, Access::kRemoteRead, 10, 91).status().code(),
-            StatusCode::kOutOfRange);
-  EXPECT_EQ(
-      resolve(remote.generation, remote.key, Access::kRemoteRead, UINT64_MAX, 2).status().code(),
-      StatusCode::kOutOfRange);
-  EXPECT_EQ(table_.resolve(1 << 30, 1, 1, Access::kRemoteRead, 0, 1).status().code(),
-            StatusCode::kNotFound);
-}
-
-TEST_F(Regions, GoesStaleWhenRemoved) {
-  auto entry = table_.add(memory_, sizeof memory_, Access::kRemoteReadWrite, {});
-  const MemoryRegion handle{memory_, 100, (*entry)->index, (*entry)->generation};
-  const RemoteRegion remote = table_.describe(**entry);
-  ASSERT_TRUE(table_.remove(handle).ok());
-  EXPECT_EQ(table_.remove(handle).code(), absl::StatusCode::kNotFound);
-  // The row is used again: the old name stays stale.
-  auto again = table_.add(memory_, sizeof memory_, Access::kRemoteReadWrite, {});
-  EXPECT_EQ((*again)->index, remote.index);
-  EXPECT_FALSE(
-      table_.resolve(remote.index, remote.generation, remote.key, Access::kRemoteRead, 0, 1).ok());
-  EXPECT_FALSE(table_.find(handle).ok());
-  EXPECT_EQ(table_.registrations(), 2u);
-}
-
 // Promise(memory): A worker holds 65,536 regions; the next registration fails with the limit and
 //   the remedy | rows never move and are freed for reuse
 TEST_F(Regions, SaysWhenFull) {
@@ -126,26 +84,6 @@ TEST(CounterTable, AFreedWordRestsBehindOthers) {
     ASSERT_EQ(next.index, i % (CounterTable::kRest + 1));
     ASSERT_TRUE(table->free(next).ok());
   }
-}
-
-TEST(CounterTable, LateIncrementsChangeNothing) {
-  auto table = CounterTable::create(WorkerUid::random());
-  ASSERT_TRUE(table.ok());
-  use_all_but_one(*table);
-  auto id = table->allocate();
-  EXPECT_TRUE(absl::IsResourceExhausted(table->allocate().status()));
-  EXPECT_EQ(table->value(*id), 0u);
-  EXPECT_TRUE(table->add(id->index, id->generation, 5));
-  EXPECT_EQ(table->value(*id), 5u);
-  ASSERT_TRUE(table->free(*id).ok());
-  EXPECT_FALSE(table->free(*id).ok());
-  EXPECT_FALSE(table->add(id->index, id->generation, 5));
-  auto next = table->allocate();
-  EXPECT_EQ(next->index, id->index);
-  EXPECT_EQ(table->value(*next), 0u);
-  EXPECT_FALSE(table->add(id->index, id->generation, 5));
-  EXPECT_EQ(table->value(*next), 0u);
-  EXPECT_EQ(table->value(*id), 0u);
 }
 
 TEST(CounterTable, GenerationsWrapPastZero) {

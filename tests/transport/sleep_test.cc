@@ -2,6 +2,7 @@
 // nothing to do is kept awake.
 #include <sys/syscall.h>
 
+#include "tests/no_descriptors.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
@@ -23,25 +24,6 @@ namespace baton {
 namespace {
 
 const Time kPatience = until_gives_up();
-
-// This process, while it lasts, cannot open another descriptor.
-class NoDescriptorsLeft {
- public:
-  NoDescriptorsLeft() {
-    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const int next = dup(STDERR_FILENO);
-    EXPECT_GE(next, 0);
-    close(next);
-    const rlimit none_left{static_cast<rlim_t>(next), before_.rlim_max};
-    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none_left), 0);
-  }
-  ~NoDescriptorsLeft() { setrlimit(RLIMIT_NOFILE, &before_); }
-  NoDescriptorsLeft(const NoDescriptorsLeft&) = delete;
-  NoDescriptorsLeft& operator=(const NoDescriptorsLeft&) = delete;
-
- private:
-  rlimit before_{};
-};
 
 bool readable(int fd) {
   pollfd waiting{.fd = fd, .events = POLLIN, .revents = 0};
@@ -189,7 +171,7 @@ TEST(Sleep, AWaitEndsWithTheFirstWordThatItIsOver) {
 TEST(Sleep, EndsWithAProgressThreadForWhichThereWasNoDescriptor) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer wants descriptors of its own";
   StubWorker stub;
-  const NoDescriptorsLeft none;
+  const NoDescriptors none;
   ProgressThread thread(*stub.worker, {.spin = Time::zero()});
   until([&] { return stub.armed != 0; });
 }
@@ -200,7 +182,7 @@ TEST(Sleep, SleepingTakesNoNewDescriptor) {
   StubWorker stub;
   absl::Status status;
   {
-    const NoDescriptorsLeft none;
+    const NoDescriptors none;
     status = stub.worker->wait_until([] { return false; }, std::chrono::milliseconds(5));
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;

@@ -14,23 +14,6 @@ void end(internal::TransferSlots& slots, TransferId id) {
                             (static_cast<uint64_t>(TransferState::kDone) + 1));
 }
 
-TEST(TransferSlots, StaleIdsAreFoundOut) {
-  internal::TransferSlots slots(1);
-  const TransferId first = slots.acquire();
-  ASSERT_NE(first.generation, 0u);
-  EXPECT_EQ(slots.acquire().generation, 0u) << "there is only one";
-  EXPECT_FALSE(slots.release(first)) << "still active";
-  end(slots, first);
-  EXPECT_TRUE(slots.release(first));
-  EXPECT_FALSE(slots.release(first));
-  EXPECT_EQ(slots.find(first), nullptr);
-  const TransferId second = slots.acquire();
-  EXPECT_NE(second.generation, first.generation);
-  EXPECT_EQ(slots.find(first), nullptr);
-  EXPECT_NE(slots.find(second), nullptr);
-  EXPECT_EQ(slots.find({77, 1}), nullptr);
-}
-
 TEST(TransferSlots, ManySubmittersOneTaker) {
   constexpr int kThreads = 4, kEach = 20000;
   internal::TransferSlots slots(64);
@@ -66,19 +49,6 @@ TEST(TransferSlots, ManySubmittersOneTaker) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(slots.free(), slots.capacity()) << "one was miscounted";
-}
-
-// What PeerShare goes by.
-TEST(TransferSlots, SayHowManyAreFree) {
-  constexpr uint32_t kAll = internal::Arrivals::kMaxSlots - internal::TransferSlots::kReserved;
-  internal::TransferSlots slots(kAll);
-  EXPECT_EQ(slots.free(), kAll);
-  std::vector<TransferId> taken;
-  for (uint32_t i = 0; i < kAll; ++i) taken.push_back(slots.acquire());
-  EXPECT_EQ(slots.free(), 0u);
-  EXPECT_EQ(slots.acquire().generation, 0u);
-  for (const TransferId id : taken) slots.give_back(id);
-  EXPECT_EQ(slots.free(), kAll);
 }
 
 TEST(PeerShares, AreWhatIsFreeAndHalfOfThatForNotifications) {

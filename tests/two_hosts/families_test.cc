@@ -165,50 +165,66 @@ TEST_F(Families, AFirewallThatRejectsAFirstCallIsNamed) {
   });
 }
 
-TEST_F(Families, AgentsMeetOverIPv6Alone) {
-  SKIP_WITHOUT_V6();
-  remove_v4();
-  using kvtransfer::Agent;
-  std::array<std::vector<char>, 2> memory = {std::vector<char>(kAll, 'a'),
-                                             std::vector<char>(kAll, 'b')};
-  std::array<std::unique_ptr<Agent>, 2> agents;
-  const auto whole = [&](size_t host) {
-    return kvtransfer::Descriptor{reinterpret_cast<uint64_t>(memory[host].data()), kAll, 0};
-  };
-  for (size_t host : {0, 1}) {
+// An agent on each host, which serves its metadata, with memory that is registered.
+class FamiliesOfAgents : public Families {
+ protected:
+  void TearDown() override {
+    for (size_t host : {0, 1}) {
+      if (agents_[host]) hosts_->on(host, [&] { agents_[host].reset(); });
+    }
+    Families::TearDown();
+  }
+  kvtransfer::Descriptor whole(size_t host) {
+    return {reinterpret_cast<uint64_t>(of_agents_[host].data()), kAll, 0};
+  }
+  void make_agent(size_t host, const std::string& listen_host, const std::string& advertise = "") {
     hosts_->on(host, [&] {
-      auto agent = Agent::create({.name = host == 0 ? "alpha" : "beta",
-                                  .worker = {.providers = {"tcp"},
-                                             .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                                             .listen_host = "::",
-                                             .settings = kSettings},
-                                  .serve_metadata = true});
+      kvtransfer::AgentOptions options;
+      options.name = host == 0 ? "alpha" : "beta";
+      options.worker = options_of(options.name, listen_host);
+      options.worker.advertise = advertise;
+      options.serve_metadata = true;
+      auto agent = kvtransfer::Agent::create(std::move(options));
       ASSERT_TRUE(agent.ok()) << agent.status();
-      agents[host] = *std::move(agent);
-      EXPECT_TRUE(agents[host]->register_memory({whole(host)}).ok());
+      agents_[host] = *std::move(agent);
+      EXPECT_TRUE(agents_[host]->register_memory({whole(host)}).ok());
     });
   }
+  void fetch(const std::string& where) {
+    hosts_->on(0, [&] { EXPECT_TRUE(agents_[0]->fetch_metadata("beta", where).ok()); });
+  }
+  // Alpha writes all of its memory to beta's when it knows that.
+  void expect_moved() {
+    hosts_->on(0, [&] {
+      until([&] { return agents_[0]->has_remote("beta"); });
+      std::fill(of_agents_[1].begin(), of_agents_[1].end(), 'b');
+      auto id = agents_[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
+      ASSERT_TRUE(id.ok()) << id.status();
+      const absl::Status status = agents_[0]->run(*id, patience_);
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(of_agents_[1], of_agents_[0]);
+    });
+  }
+
+  std::array<std::vector<char>, 2> of_agents_ = {std::vector<char>(kAll, 'a'),
+                                                 std::vector<char>(kAll, 'b')};
+  std::array<std::unique_ptr<kvtransfer::Agent>, 2> agents_;
+};
+
+TEST_F(FamiliesOfAgents, MeetOverIPv6Alone) {
+  SKIP_WITHOUT_V6();
+  remove_v4();
+  for (size_t host : {0, 1}) make_agent(host, "::");
   ASSERT_FALSE(HasFatalFailure());
-  hosts_->on(0, [&] {
-    const std::string there = '[' + Hosts::address_v6(1) + "]:" + std::to_string(agents[1]->port());
-    EXPECT_TRUE(agents[0]->fetch_metadata("beta", there).ok());
-    until([&] { return agents[0]->has_remote("beta"); });
-    auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
-    ASSERT_TRUE(id.ok()) << id.status();
-    EXPECT_TRUE(agents[0]->post(*id).ok());
-    const absl::Status status = agents[0]->wait(*id, patience_);
-    EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(agents[0]->release(*id, patience_).ok());
-  });
-  EXPECT_EQ(memory[1], memory[0]);
+  fetch('[' + Hosts::address_v6(1) + "]:" + std::to_string(agents_[1]->port()));
+  expect_moved();
   std::vector<kvtransfer::AgentMessage> got;
   hosts_->on(1, [&] {
     until([&] {
-      for (auto& each : agents[1]->messages()) got.push_back(each);
+      for (auto& each : agents_[1]->messages()) got.push_back(each);
       return !got.empty();
     });
   });
-  for (size_t host : {0, 1}) hosts_->on(host, [&] { agents[host].reset(); });
 }
 
 // Defaults on hosts with IPv6 alone: who says "every interface" is reached by it.
@@ -327,10 +343,10 @@ class Forwarder {
   std::thread thread_;
 };
 
-class Published : public Families {
+class Published : public FamiliesOfAgents {
  protected:
   void TearDown() override {
-    Families::TearDown();
+    FamiliesOfAgents::TearDown();
     hosts_->on(1, [&] { forwarder_.reset(); });
   }
   // Host 1's worker behind a port of its other address.
@@ -384,57 +400,26 @@ TEST_F(Published, AnInsideAddressThatAnswersIsTaken) {
 }
 
 TEST_F(Published, AnAgentThatWasAskedForItsMetadataIsReachedWhereItAnswered) {
-  using kvtransfer::Agent;
-  std::array<std::vector<char>, 2> memory = {std::vector<char>(kAll, 'a'),
-                                             std::vector<char>(kAll, 'b')};
-  std::array<std::unique_ptr<Agent>, 2> agents;
-  const auto whole = [&](size_t host) {
-    return kvtransfer::Descriptor{reinterpret_cast<uint64_t>(memory[host].data()), kAll, 0};
-  };
-  const auto make = [&](size_t host, const std::string& advertise) {
-    hosts_->on(host, [&] {
-      kvtransfer::AgentOptions options;
-      options.name = host == 0 ? "alpha" : "beta";
-      options.worker = options_of(options.name, "");
-      options.worker.advertise = advertise;
-      options.serve_metadata = true;
-      auto agent = Agent::create(std::move(options));
-      ASSERT_TRUE(agent.ok()) << agent.status();
-      agents[host] = *std::move(agent);
-      EXPECT_TRUE(agents[host]->register_memory({whole(host)}).ok());
-    });
-  };
-  const auto expect_moved = [&] {
-    hosts_->on(0, [&] {
-      until([&] { return agents[0]->has_remote("beta"); });
-      std::fill(memory[1].begin(), memory[1].end(), 'b');
-      auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
-      ASSERT_TRUE(id.ok()) << id.status();
-      const absl::Status status = agents[0]->run(*id, patience_);
-      EXPECT_TRUE(status.ok()) << status;
-      EXPECT_EQ(memory[1], memory[0]);
-    });
-  };
-  make(0, "");
-  make(1, "");
+  for (size_t host : {0, 1}) make_agent(host, "");
   ASSERT_FALSE(HasFatalFailure());
-  publish("127.0.0.1", agents[1]->port());
-  hosts_->on(0, [&] { EXPECT_TRUE(agents[0]->fetch_metadata("beta", where_).ok()); });
+  publish("127.0.0.1", agents_[1]->port());
+  fetch(where_);
   expect_moved();
   // Without a call it must be told, by itself: whoever has its metadata by other means.
-  hosts_->on(1, [&] { agents[1].reset(); });
   const uint16_t port = forwarder_->port();
-  hosts_->on(1, [&] { forwarder_.reset(); });
-  make(1, absl::StrCat(Hosts::address(1), ":", port));
+  hosts_->on(1, [&] {
+    agents_[1].reset();
+    forwarder_.reset();
+  });
+  make_agent(1, "", absl::StrCat(Hosts::address(1), ":", port));
   ASSERT_FALSE(HasFatalFailure());
-  publish("127.0.0.1", agents[1]->port(), port);
+  publish("127.0.0.1", agents_[1]->port(), port);
   hosts_->on(0, [&] {
-    const auto metadata = agents[1]->metadata();
+    const auto metadata = agents_[1]->metadata();
     ASSERT_TRUE(metadata.ok()) << metadata.status();
-    EXPECT_TRUE(agents[0]->add_remote(*metadata).ok());
+    EXPECT_TRUE(agents_[0]->add_remote(*metadata).ok());
   });
   expect_moved();
-  for (size_t host : {0, 1}) hosts_->on(host, [&] { agents[host].reset(); });
 }
 
 class Ranks : public Families {

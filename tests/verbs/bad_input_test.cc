@@ -91,35 +91,6 @@ TEST(BadInput, TooManyRegionsAreSaid) {
   EXPECT_TRUE(pair.a.worker->register_memory(memory.data(), 4096).ok());
 }
 
-TEST(BadInput, AllOfADevicesRegionsInUse) {
-  FakeVerbs fake({.max_regions = 2});
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers = {verbs::verbs_over(fake.api())};
-  auto worker = Worker::create(options);
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  std::vector<std::byte> memory(3 * 4096);
-  for (int i : {0, 1}) {
-    ASSERT_TRUE((*worker)->register_memory(&memory[static_cast<size_t>(i) * 4096], 4096).ok());
-  }
-  const absl::Status status = (*worker)->register_memory(&memory[8192], 4096).status();
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("all of the device's 2 regions"), HasSubstr("MemoryPool")));
-}
-
-TEST(BadInput, TheNameOfADeviceThatIsNotHere) {
-  FakeVerbs fake({.devices = 2});
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers = {verbs::verbs_over(fake.api())};
-  for (const char* name : {"mlx5_7", "fake0:2", "fake0:x"}) {
-    options.settings = {{"verbs.devices", name}};
-    const absl::Status status = Worker::create(options).status();
-    EXPECT_FALSE(status.ok()) << name;
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("rdma link")));
-  }
-}
-
 class DmaBuf : public testing::Test {
  protected:
   DmaBuf() : fd_(memfd_create("a stand-in for a dma-buf", MFD_CLOEXEC)) {
@@ -217,35 +188,6 @@ TEST_F(DmaBuf, ADriverWithoutSaysSo) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("no dma-buf"), HasSubstr("fake0"),
                     HasSubstr("an adapter whose driver supports it")));
-}
-
-TEST(BadInput, SilentStrangersKeepNoPeerOut) {
-  VerbsPair pair({});
-  const auto address = Address::decode(pair.b.worker->address());
-  ASSERT_TRUE(address.ok()) << address.status();
-  std::string where;
-  for (const auto& [name, at] : address->providers) {
-    if (name == "verbs") where = at;
-  }
-  std::vector<int> strangers;
-  for (size_t i = 0; i < net::Acceptor::kMaxHalfOpen + 1; ++i) {
-    const auto fd = net::start_connect(net::resolve(where)->front(), {});
-    ASSERT_TRUE(fd.ok()) << fd.status();
-    strangers.push_back(*fd);
-    pair.steps(40);
-  }
-  pair.connect();
-  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
-  // Nor do they stay.
-  const auto hung_up = [](int fd) {
-    char byte;
-    return ::recv(fd, &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET;
-  };
-  // One made room for the last stranger, one for the peer, and the others are there still.
-  EXPECT_EQ(std::count_if(strangers.begin(), strangers.end(), hung_up), 2);
-  pair.tick = std::chrono::milliseconds(1);
-  pair.until([&] { return std::all_of(strangers.begin(), strangers.end(), hung_up); });
-  for (const int fd : strangers) ::close(fd);
 }
 
 }  // namespace

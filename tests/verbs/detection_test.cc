@@ -150,24 +150,6 @@ TEST(Striping, IsInProportionToTheSpeedsOfThePorts) {
   EXPECT_NEAR(got[2], 0.25, 0.08);
 }
 
-TEST(Striping, CountersAreExactOverManyRails) {
-  VerbsPair pair({.devices = 3}, {{"verbs.qps", "2"}, {"verbs.slice_kib", "16"}});
-  pair.connect();
-  const CounterId counter = *pair.b.worker->allocate_counter();
-  uint64_t expected = 0;
-  std::vector<TransferId> ids;
-  for (uint64_t i = 1; i <= 200; ++i) {
-    TransferRequest one = pair.request(Op::kWrite, 1000 * i);
-    one.counter = pair.b.worker->remote_counter(counter);
-    one.increment = i % 3 + 1;
-    expected += one.increment;
-    ids.push_back(*pair.a.worker->submit(one));
-  }
-  for (TransferId id : ids) ASSERT_TRUE(pair.finish(id).ok());
-  pair.steps(100);
-  EXPECT_EQ(pair.b.worker->counter_value(counter), expected);
-}
-
 TEST(Rails, ALostOneReturnsAfterTheHoldDownAndNotBefore) {
   VerbsPair pair({.devices = 2}, {{"verbs.hold_ms", "1000"}});
   pair.tick = milliseconds(1);
@@ -182,32 +164,6 @@ TEST(Rails, ALostOneReturnsAfterTheHoldDownAndNotBefore) {
   }
   pair.steps(600);
   EXPECT_GE(shares(pair, 2)[1], 0.25) << "not back";
-}
-
-// The same machine, another process: other keys, other queue pairs.
-TEST(Rails, APeerThatWasRestartedIsAnotherOne) {
-  VerbsPair pair({.devices = 2});
-  pair.connect();
-  const std::string before = pair.b.worker->address();
-  const RemoteRegion stale = pair.b.remote;
-  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
-  pair.steps(3);
-  pair.b.worker.reset();
-  EXPECT_FALSE(pair.finish(id).ok());
-  pair.start(pair.b, "b again");
-  pair.b.peer = {};
-  // By its old address nobody answers, or somebody else.
-  auto old = pair.a.worker->connect(before);
-  if (old.ok()) {
-    pair.until([&] { return pair.a.worker->peer_state(*old) == PeerState::kDown; });
-  }
-  pair.connect();
-  EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
-  TransferRequest doomed = pair.request(Op::kWrite, 4096);
-  doomed.remote = stale;
-  const absl::Status status = pair.run(doomed);
-  EXPECT_FALSE(status.ok());
-  EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
 }
 
 }  // namespace

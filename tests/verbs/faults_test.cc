@@ -326,40 +326,6 @@ TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {
   }
 }
 
-TEST_F(Faults, TheLastRailTakesThePeerWithItAndAnotherConnectionSucceeds) {
-  VerbsPair pair({.devices = 1}, quick_);
-  pair.connect();
-  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
-  pair.steps(5);
-  pair.fake->set_port(0, false);
-  const absl::Status status = pair.finish(id);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  // From here or from the peer, whoever saw it first.
-  EXPECT_THAT(std::string(status.message()),
-              testing::AnyOf(HasSubstr("fake0:1 went down"), HasSubstr("the peer closed")));
-  pair.until([&] {
-    return pair.a.worker->peer_state(pair.a.peer) == PeerState::kDown &&
-           pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown;
-  });
-  pair.fake->set_port(0, true);
-  pair.steps(100);
-  pair.b.peer = {};
-  pair.connect();
-  EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
-}
-
-TEST_F(Faults, APeerThatGoesIsNoticedAtOnce) {
-  VerbsPair pair({.devices = 2}, quick_);
-  pair.connect();
-  const TransferId id = *pair.a.worker->submit(pair.request(Op::kWrite));
-  pair.steps(3);
-  pair.b.worker.reset();
-  const Time before = pair.clock.now();
-  const absl::Status status = pair.finish(id);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_LT(pair.clock.now() - before, milliseconds(5)) << "by the connection, not by retries";
-}
-
 TEST_F(Faults, ARefusedAccessCostsAQueuePairAndNothingElse) {
   VerbsPair pair({.devices = 1}, quick_);
   pair.connect();

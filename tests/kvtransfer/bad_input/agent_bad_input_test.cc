@@ -230,37 +230,6 @@ TEST_F(AgentBadInput, MalformedAddress) {
   a_->remove_remote("odd");
 }
 
-TEST_F(AgentBadInput, TransfersAndListsThatAreNot) {
-  for (const uint64_t number : {uint64_t{0}, UINT64_MAX}) {
-    const AgentTransferId none{number};
-    EXPECT_TRUE(absl::IsNotFound(a_->post(none)));
-    EXPECT_TRUE(absl::IsNotFound(a_->state(none).status()));
-    EXPECT_TRUE(absl::IsNotFound(a_->local_free(none).status()));
-    EXPECT_TRUE(absl::IsNotFound(a_->status(none)));
-    EXPECT_TRUE(absl::IsNotFound(a_->outcome(none).status()));
-    EXPECT_TRUE(absl::IsNotFound(a_->wait(none, Time::zero())));
-    EXPECT_TRUE(absl::IsNotFound(a_->run(none, Time::zero())));
-    EXPECT_TRUE(absl::IsNotFound(a_->abort(none)));
-    EXPECT_TRUE(absl::IsNotFound(a_->release(none, Time::zero())));
-    EXPECT_TRUE(absl::IsNotFound(a_->telemetry(none).status()));
-    a_->abandon(none);
-    EXPECT_TRUE(absl::IsNotFound(a_->release_list({number})));
-  }
-  introduce(*a_, *b_);
-  const auto local = a_->prepare_local({{mine_.whole()}});
-  const auto remote = a_->prepare_remote("beta", {{theirs_.whole()}});
-  ASSERT_TRUE(local.ok() && remote.ok());
-  const auto made = [&](AgentListId here, AgentListId there) {
-    return a_->make_transfer(Op::kWrite, here, {0}, there, {0}).status();
-  };
-  EXPECT_TRUE(absl::IsNotFound(made({}, *remote)));
-  EXPECT_TRUE(absl::IsNotFound(made(*local, {})));
-  EXPECT_TRUE(absl::IsInvalidArgument(made(*local, *local)));
-  EXPECT_TRUE(absl::IsInvalidArgument(made(*remote, *remote)));
-  EXPECT_TRUE(a_->release_list(*local).ok());
-  EXPECT_TRUE(a_->release_list(*remote).ok());
-}
-
 TEST_F(AgentBadInput, DirectTransfersOfWhatIsNotThere) {
   introduce(*a_, *b_);
   const auto made = [&](const Descriptor& here, const Descriptor& there, const char* agent) {

@@ -183,18 +183,6 @@ TEST_F(ForgedParts, ThatAreAbandonedTwiceOrFewerThanCame) {
   taken(part_frame(kSaid, 3, 2 * kWhole, 1, kWhole), true);
 }
 
-// All that came before the word is all there is: nothing has to be remembered.
-TEST_F(ForgedParts, AbandonedPartsTakeNoSlot) {
-  const std::string part(kWhole, 'p');
-  for (uint64_t number = 0; number < 4096 + 10; ++number) {
-    std::string first = part_frame(kSaid, number, kWhole + 1, 0, 0);
-    taken(first.append(part));
-    taken(abandoning(number, 1));
-    if (HasFailure()) return;
-  }
-  taken(abandoning(1'000'000, 7));
-}
-
 TEST_F(ForgedParts, ThatNeverComeAreRememberedUpToANumber) {
   constexpr uint64_t kRemembered = 4096;
   for (uint64_t number = 0; number < kRemembered; ++number) taken(abandoning(number, 7));

@@ -1,6 +1,7 @@
 // Which pieces of which files a transfer is made of: neighbours are one, in the order of the files,
 // and each goes where it belongs. What system calls say: agent_files_test.cc.
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "transport/base/unique_fd.h"
@@ -100,12 +101,11 @@ TEST_F(AgentFilePieces, FilesGetNoMessageAndAnEmptyMessageIsNotSent) {
 
 TEST_F(AgentFilePieces, AFileThatCannotBeKeptOpenIsNotRegistered) {
   const base::UniqueFd file(::open(folder_.path("file").c_str(), O_RDWR | O_CREAT, 0600));
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit none{0, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  const absl::Status full = agent_->register_memory({at(file, 0)}, MemoryKind::kFile);
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  absl::Status full;
+  {
+    const NoDescriptors none;
+    full = agent_->register_memory({at(file, 0)}, MemoryKind::kFile);
+  }
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
   EXPECT_TRUE(agent_->register_memory({at(file, 0)}, MemoryKind::kFile).ok());
 }

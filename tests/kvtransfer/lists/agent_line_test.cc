@@ -111,24 +111,6 @@ TEST_F(AgentLine, TheFirstTransferIsServedFirst) {
   EXPECT_EQ(fed_, "b") << "it has gone";
 }
 
-TEST_F(AgentLine, AWaitingTransferRunsWhenTheQueueIsIdle) {
-  const auto holder = std::make_shared<Waiting>();
-  ASSERT_TRUE(takes(holder, kRoomThere));
-  EXPECT_FALSE(takes(a_, 1));
-  outbox->give_back(peer, kRoomThere);
-  outbox->room_came(peer);
-  EXPECT_EQ(fed_, "a");
-}
-
-TEST_F(AgentLine, AnEndedTransferIsSkipped) {
-  ASSERT_TRUE(takes(a_, kRoomThere));
-  EXPECT_FALSE(takes(std::make_shared<Waiting>(), 1));
-  EXPECT_FALSE(takes(b_, 1));
-  outbox->give_back(peer, kRoomThere);
-  outbox->room_came(peer);
-  EXPECT_EQ(fed_, "b");
-}
-
 // One thread feeds, so that nobody's feed() is called in the midst of another's: not where room
 // comes in it, and not where all has been given back and others have asked meanwhile.
 TEST_F(AgentLine, FeedIsNotReentered) {
@@ -167,26 +149,6 @@ struct AgentLost : ::testing::Test, LineOf {
     }
   }
 };
-
-// Nothing of what was refused is on its way, nor lost.
-TEST_F(AgentLost, WhatIsRefusedLeavesNothing) {
-  fill();
-  const std::string large(kMaxAgentMessage, 'l');
-  for (int i = 0; i < 8; ++i) {  // twice as much as there is room for at the other agent
-    for (const bool whole : {false, true}) {
-      const std::string_view text = whole ? std::string_view("words") : large;
-      for (const absl::Status& said : {outbox->send_message("silent", peer, text),
-                                       outbox->send(peer, AgentFrameKind::kMetadata, text)}) {
-        if (!whole && said.ok()) continue;
-        EXPECT_TRUE(absl::IsResourceExhausted(said)) << said;
-        EXPECT_EQ(said.message().find("are in flight to this agent"), std::string::npos) << said;
-      }
-    }
-  }
-  EXPECT_FALSE(outbox->answers(peer));
-  EXPECT_TRUE(has_room(kRoomThere));
-  EXPECT_EQ(outbox->lost(), 0u);
-}
 
 // Of what agents say among themselves nobody is told.
 TEST_F(AgentLost, OnlyMessagesAreLost) {
@@ -257,42 +219,6 @@ TEST_F(AgentParts, WhatFoundNoRoomIsNotDoneWhenItIsAborted) {
     EXPECT_EQ(message->state(), AgentTransferState::kCancelled);
     EXPECT_TRUE(has_room(kRoomThere));
   }
-}
-
-TEST_F(AgentParts, WhatDoesNotRunIsNeitherFedNorAborted) {
-  AgentPlan plan;
-  plan.parts = {part(region(mine))};
-  const auto transfer = make(std::move(plan));
-  transfer->feed();
-  EXPECT_EQ(worker->stats().transfers_submitted, 0u);
-  transfer->abort();
-  EXPECT_EQ(transfer->state(), AgentTransferState::kIdle);
-  ASSERT_TRUE(transfer->post(peer, nullptr).ok());
-  EXPECT_EQ(worker->stats().transfers_submitted, 1u);
-  transfer->abort();
-  hang_up();
-  EXPECT_NE(transfer->state(), AgentTransferState::kRunning);
-  transfer->feed();
-  EXPECT_EQ(worker->stats().transfers_submitted, 1u) << "a second time";
-}
-
-TEST_F(AgentParts, MemoryIsAwaitedUntilItsPartIsSubmittedOrTheTransferAborted) {
-  fill();
-  const MemoryRegion one = region(mine), other = region(more);
-  AgentPlan plan;
-  plan.parts = {part(one)};
-  const auto transfer = make(std::move(plan));
-  EXPECT_FALSE(transfer->awaits(one)) << "it does not run";
-  ASSERT_TRUE(transfer->post(peer, nullptr).ok());
-  EXPECT_TRUE(transfer->awaits(one));
-  EXPECT_FALSE(transfer->awaits(other));
-  MemoryRegion later = one, beside = one;
-  ++later.generation;  // it has its place when it has gone
-  ++beside.index;
-  EXPECT_FALSE(transfer->awaits(later));
-  EXPECT_FALSE(transfer->awaits(beside));
-  transfer->abort();
-  EXPECT_FALSE(transfer->awaits(one));
 }
 
 // It runs as long as a part of it does, and says then what went wrong first.

@@ -81,25 +81,6 @@ Bytes wanted(const std::vector<Descriptor>& local, const std::vector<Descriptor>
   return out;
 }
 
-TEST(AgentList, EqualStepsTakeNoMemoryAndOthersAreFoundToo) {
-  const Sides sides = some_regions(2);
-  std::vector<Descriptor> list;
-  for (uint64_t i = 0; i < 64; ++i) list.push_back({here(0, i * 4096), 1024, 0});
-  for (uint64_t i = 64; i-- > 0;) list.push_back({here(1, i * 4096), 1024, 0});
-  list.push_back({here(1, 5), 3, 0});
-  for (const size_t count : {list.size(), size_t{128}, size_t{65}, size_t{1}}) {
-    const std::vector<Descriptor> some(list.begin(), list.begin() + static_cast<ptrdiff_t>(count));
-    const AgentList made = sides.here(some);
-    ASSERT_EQ(made.size(), count);
-    for (size_t i = 0; i < count; ++i) {
-      const AgentList::Place place = made.at(i);
-      EXPECT_EQ(place.offset, some[i].address & UINT32_MAX) << i;
-      EXPECT_EQ(place.segment->bytes, some[i].bytes) << i;
-      EXPECT_EQ(made.uses()[place.segment->use].local.index, (some[i].address >> 32) - 1) << i;
-    }
-  }
-}
-
 TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
   const Sides sides = some_regions(2);
   const std::vector<StridedDescriptor> rows = {
@@ -138,31 +119,6 @@ TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0), 8, 1}}))) << "another device";
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 8), UINT64_MAX, 0}}))) << "wraps round";
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0) - 1, 8, 0}})));
-  const auto row = [&](const StridedDescriptor& bad) {
-    return make_agent_list(sides.local, absl::MakeConstSpan(std::vector<StridedDescriptor>{bad}),
-                           "me")
-        .status();
-  };
-  EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, 0})));
-  EXPECT_TRUE(absl::IsInvalidArgument(row({here(0, 0), 8, 0, 8, uint64_t{1} << 40})));
-  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, 7, 2}))) << "they would overlap";
-  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, UINT64_MAX / 2, 4})));
-  EXPECT_TRUE(absl::IsNotFound(row({here(0, 0), 8, 0, kRegion / 4, 5})));
-}
-
-TEST(AgentPlan, PagesOfOneSizeInOneRangeAreOneTransfer) {
-  const Sides sides = some_regions(1);
-  std::vector<Descriptor> mine, theirs;
-  for (uint64_t i = 0; i < 64; ++i) {
-    mine.push_back({here(0, i * 16384), 16384, 0});
-    theirs.push_back({there(0, (63 - i) * 16384), 16384, 0});
-  }
-  const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->parts.size(), 1u);
-  EXPECT_EQ(plan->descriptors, 64u);
-  EXPECT_EQ(plan->bytes, 64u * 16384);
-  EXPECT_EQ(walked(*plan, 64), wanted(mine, theirs, 64));
 }
 
 TEST(AgentPlan, NeighboursOnBothSidesAreMerged) {
@@ -248,20 +204,6 @@ TEST(AgentPlan, OddAddressesMoreThanFourGigabytesApart) {
   }
   EXPECT_GT(plan->parts.size(), 1u);
   EXPECT_EQ(walked(*plan, 1), expected);
-}
-
-TEST(AgentPlan, TenMillionDescriptors) {
-  const Sides sides = some_regions(1, uint64_t{10'000'000} * 64);
-  const std::vector<StridedDescriptor> mine = {{here(0, 0), 48, 0, 64, 10'000'000}};
-  const std::vector<StridedDescriptor> theirs = {{there(0, 0), 48, 0, 64, 10'000'000}};
-  const auto a = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me");
-  const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
-  ASSERT_TRUE(a.ok() && b.ok());
-  const auto plan = plan_agent_transfer(*a, *b);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->descriptors, 10'000'000u);
-  EXPECT_EQ(plan->bytes, 480'000'000u);
-  EXPECT_EQ(plan->parts.size(), 1u);
 }
 
 // Of no regularity: 32 bytes each in the list, 8 in the plan, and one part.

@@ -8,39 +8,6 @@ namespace {
 
 using Numbers = AgentRanges<int>;
 
-TEST(AgentRanges, OverlappingRangesCoverWhatAnyOfThemDoes) {
-  Numbers ranges = Numbers().with({{{1000, 9000, 0}, 0},  // the long one begins first
-                                   {{2000, 10, 0}, 1},
-                                   {{3000, 10, 0}, 2},
-                                   {{3000, 10, 0}, 3}});
-  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr)->region, 0);
-  EXPECT_EQ(ranges.cover(3005, 5, 0, nullptr)->region, 3);
-  EXPECT_EQ(ranges.cover(3005, 5, 1, nullptr), nullptr);
-  EXPECT_EQ(ranges.cover(999, 1, 0, nullptr), nullptr);
-  EXPECT_EQ(ranges.cover(9999, 2, 0, nullptr), nullptr);
-  ranges = ranges.without({*ranges.find({1000, 9000, 0})});
-  EXPECT_EQ(ranges.cover(3005, 100, 0, nullptr), nullptr);
-  ASSERT_TRUE(ranges.find({3000, 10, 0}).has_value());
-  EXPECT_FALSE(ranges.find({3000, 11, 0}).has_value());
-}
-
-TEST(AgentRanges, TheNewestOfEqualRangesIsFoundFirst) {
-  const Descriptor one = {100, 10, 0};
-  const Descriptor other = {100, 10, 7};
-  const Numbers ranges =
-      Numbers().with({{one, 1}, {other, 2}}).with({{one, 3}, {{100, 9, 0}, 4}, {one, 5}});
-  const auto number = [&](size_t place) {
-    return place == Numbers::kNone ? 0 : ranges[place].region;
-  };
-  std::vector<int> found;
-  for (const size_t place : ranges.find_all({one, other, one, other, one, one})) {
-    found.push_back(number(place));
-  }
-  EXPECT_EQ(found, (std::vector<int>{5, 2, 3, 0, 1, 0}));
-  EXPECT_EQ(number(*ranges.find(one, 2)), 1);
-  EXPECT_FALSE(ranges.find(one, 3).has_value());
-}
-
 // Against a table that is searched from end to end.
 TEST(AgentRanges, WhateverComesAndGoesIsFoundAsASearchFindsIt) {
   std::mt19937 random(11);

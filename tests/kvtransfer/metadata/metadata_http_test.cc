@@ -1,4 +1,4 @@
-// HTTP servers that are broken, slow to close or a stranger's; and records whose owners have died.
+// HTTP servers that are broken, slow to close or a stranger's; and records that are others'.
 #include <arpa/inet.h>
 #include <httplib.h>
 #include <netinet/in.h>
@@ -183,10 +183,6 @@ struct HttpRecords : ::testing::Test {
   }
   // Nothing is asked while the test looks.
   std::string take_asked() { return std::exchange(asked, {}); }
-  void until_dead() {
-    until([&] { return !store->get("key").ok(); });
-    EXPECT_TRUE(absl::IsNotFound(store->get("key").status()));
-  }
   httplib::Server server;
   std::thread serves;
   std::string record, asked;
@@ -194,32 +190,6 @@ struct HttpRecords : ::testing::Test {
   std::function<void()> meanwhile;  // after a put
   std::optional<HttpStore> store;
 };
-
-TEST_F(HttpRecords, RecordsExpireUnlessRenewed) {
-  record = "BATON1 another 7 20\nmetadata";
-  until_dead();
-  // Each beat says that he lives, and so does each owner. In time for his lease, if not at once.
-  for (int beat = 8; !store->get("key").ok(); ++beat) {
-    record = absl::StrCat("BATON1 another ", beat, " 20\nmetadata");
-  }
-  until_dead();
-  const size_t beat = record.find(' ', record.find("another"));
-  for (int i = 0; !store->get("key").ok(); ++i) {
-    record = absl::StrCat("BATON1 another", i, record.substr(beat));
-  }
-  // Our own is there, however long ago we said so.
-  record = "none";
-  ASSERT_EQ(store->put("mine", "ours"), absl::OkStatus());
-  EXPECT_EQ(store->get("mine").value_or("none"), "ours");
-  std::this_thread::sleep_for(milliseconds(2));  // its lease is over
-  EXPECT_EQ(store->get("mine").value_or("none"), "ours");
-}
-
-TEST_F(HttpRecords, AnUnreadRecordIsNotOverwritten) {
-  get_status = 500;
-  EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours")));
-  EXPECT_EQ(take_asked(), "G");
-}
 
 TEST_F(HttpRecords, ConcurrentPutsDetectEachOther) {
   get_status = 404;

@@ -152,24 +152,6 @@ struct Keeper : ::testing::Test {
   int settled = 0;
 };
 
-TEST_F(Keeper, EachIsPutOnceAndTakenBack) {
-  make(kNoRenewal);
-  keeper->publish("a", "", "1");
-  keeper->publish("a", "part", "2");
-  keeper->publish("b", "", "3");
-  script.wait("put b=3");
-  keeper->withdraw("a", "farewell");
-  script.wait("put a=farewell");
-  keeper->publish("c", "part", "4");
-  script.wait("put c.part=4");
-  keeper->withdraw("c", "farewell");  // there is no whole
-  script.wait("put c.part=farewell");
-  keeper = nullptr;
-  EXPECT_THAT(script.all(), ElementsAre("put a=1", "put a.part=2", "put b=3", "remove a.part",
-                                        "put a=farewell", "put c.part=4", "put c.part=farewell",
-                                        "remove a", "remove b", "remove c.part"));
-}
-
 TEST_F(Keeper, WhatIsWantedWhileTheStoreIsAskedIsDoneNext) {
   make(kNoRenewal);
   script.before_answering("put a=1", [&] { keeper->publish("a", "", "2"); });
@@ -247,14 +229,6 @@ TEST_F(Keeper, WhatTheLeaseLostIsPutAgain) {
                           StatusCode::kOk, StatusCode::kAlreadyExists));
 }
 
-TEST_F(Keeper, WithoutAnythingOfOursNoLeaseIsRenewed) {
-  make(kShort);
-  keeper->follow("a", "");
-  script.wait("get a", 6);  // longer than until a renewal
-  EXPECT_EQ(script.count("renew"), 0);
-  keeper = nullptr;
-}
-
 TEST_F(Keeper, WhatCouldNotBePutIsPutWhenItsKeyChanges) {
   script.puts = {absl::AlreadyExistsError("another's"), absl::OkStatus()};
   make(kNoRenewal);
@@ -272,22 +246,6 @@ TEST_F(Keeper, WhatCouldNotBePutIsPutWhenItsKeyChanges) {
   settle();
   EXPECT_EQ(script.count("put a=1"), 2) << "it is there";
   keeper = nullptr;
-}
-
-TEST_F(Keeper, WhatChangesIsToldOnce) {
-  make(kShort);
-  script.put_there("a", "1");
-  keeper->follow("a", "");
-  script.wait("get a", 4);
-  script.put_there("a", "2");
-  script.wait("found a=2");
-  script.put_there("a", absl::NotFoundError("nothing"));
-  script.wait("gone a");
-  script.wait("get a", script.count("get a") + 3);
-  script.put_there("a", "2");
-  script.wait("found a=2", 2);
-  keeper = nullptr;
-  EXPECT_THAT(script.all({"get"}), ElementsAre("found a=1", "found a=2", "gone a", "found a=2"));
 }
 
 TEST_F(Keeper, ThatAPartGoesSaysNothingWhereTheWholeIsFollowed) {

@@ -261,24 +261,6 @@ TEST_P(MetadataFolderTest, ANameIsFreeWhenItsOwnerIsDeadThoughItsChildLives) {
   close(end[1]);
 }
 
-TEST_P(MetadataStoreTest, AThousandNames) {
-  constexpr int kNames = 1000;
-  const ClusterKey key = *agent_options("x").worker.key;
-  const auto a = make_agent(options("alpha"));
-  const auto all = store();
-  for (int i = 0; i < kNames; ++i) {
-    AgentMetadata metadata;
-    metadata.name = named(std::to_string(i));
-    metadata.uid.bytes[0] = static_cast<uint8_t>(i % 251);
-    metadata.uid.bytes[1] = static_cast<uint8_t>(i / 251 + 1);
-    metadata.address = "nobody is called here";
-    ASSERT_EQ(all->put(metadata_key(metadata.name), metadata.encode(key)), absl::OkStatus());
-    ASSERT_EQ(a->follow_metadata(metadata.name), absl::OkStatus());
-  }
-  until([&] { return a->stats().remotes == kNames; });
-  EXPECT_TRUE(a->has_remote(named("999")));
-}
-
 std::string kind_of(const ::testing::TestParamInfo<std::string>& one) { return one.param; }
 INSTANTIATE_TEST_SUITE_P(Stores, MetadataStoreTest, ::testing::Values(METADATA_STORES), kind_of);
 INSTANTIATE_TEST_SUITE_P(Servers, MetadataServerTest, ::testing::Values(METADATA_SERVER), kind_of);
@@ -308,14 +290,6 @@ TEST(MetadataStore, KeysAreNamesWithoutSurprises) {
   EXPECT_EQ(metadata_key("decode-0"), "decode-0");
   EXPECT_EQ(metadata_key("../a b"), "=2E=2E=2Fa=20b");
   EXPECT_NE(metadata_key("a.b"), metadata_key("a", "b"));
-}
-
-TEST(MetadataStore, AnAgentWithoutOneSaysSo) {
-  const auto a = make_agent(agent_options("alpha"));
-  EXPECT_TRUE(absl::IsFailedPrecondition(a->publish_metadata()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(a->follow_metadata("beta")));
-  EXPECT_TRUE(absl::IsFailedPrecondition(a->withdraw_metadata()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(a->metadata_state("beta")));
 }
 
 // Nobody would ever hear of an agent that publishes into a folder that is not there.

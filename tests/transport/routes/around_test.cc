@@ -1,8 +1,7 @@
 // A peer whose best route does not reach some of its regions: those go another way, which the peer
 // is called over, and everything else stays where it is.
-#include "tests/manual_clock.h"
 #include "tests/test.h"
-#include "tests/transport/scripted_provider.h"
+#include "tests/transport/two_providers.h"
 
 namespace baton {
 namespace {
@@ -15,49 +14,17 @@ using ::testing::SizeIs;
 constexpr uint32_t kReached = 1;
 constexpr uint32_t kUnreached = 2;
 
-// A worker with two providers, and a peer that has both and is up over the fast one.
-class Around : public testing::Test {
+// A peer that is up over the fast one.
+class Around : public TwoProviders {
  protected:
   Around() {
-    WorkerOptions options;
-    options.name = "scripted";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock_;
-    const auto add = [&](ScriptedProvider*& made, const char* name, int rank) {
-      options.extra_providers.emplace_back([&made, name, rank](const ProviderContext&) {
-        auto provider = std::make_unique<ScriptedProvider>(name, rank);
-        made = provider.get();
-        return provider;
-      });
-    };
-    add(fast_, "fast", 300);
-    add(slow_, "slow", 10);
-    worker_ = *Worker::create(std::move(options));
+    make_worker({});
     local_ = *worker_->register_memory(memory_.data(), memory_.size(), Access::kLocal);
     fast_->unreached = {kUnreached};
-    who_ = {.uid = WorkerUid::random(), .name = "peer"};
-    turn();
-  }
-  std::string address() const {
-    return Address{.uid = who_.uid,
-                   .name = who_.name,
-                   .host_id = this_host_id(),
-                   .providers = {{"fast", "f"}, {"slow", "s"}}}
-        .encode();
   }
   void connect() {
     peer_ = *worker_->connect(address());
     fast_rail_ = answer(*fast_);
-  }
-  void turn() {
-    for (int i = 0; i < 4; ++i) worker_->progress();
-  }
-  ScriptedRail* answer(ScriptedProvider& provider) {
-    who_.session = provider.calls.front().session;
-    who_.link = ++links_;
-    ScriptedRail* rail = provider.answer(who_);
-    turn();
-    return rail;
   }
   TransferId write(uint32_t region) {
     const RemoteRegion remote{.owner = who_.uid,
@@ -76,16 +43,9 @@ class Around : public testing::Test {
     return id;
   }
 
-  ManualClock clock_;
-  ScriptedProvider* fast_ = nullptr;
-  ScriptedProvider* slow_ = nullptr;
   std::array<std::byte, 4096> memory_{};
-  std::unique_ptr<Worker> worker_;
   MemoryRegion local_;
-  HelloInfo who_;
-  PeerId peer_;
   ScriptedRail* fast_rail_ = nullptr;
-  uint64_t links_ = 0;
 };
 
 // Promise(memory): A region that the best provider cannot reach goes over the next; only that
