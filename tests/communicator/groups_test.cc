@@ -392,29 +392,6 @@ TEST_P(Groups, ACallbackOnTheBackgroundThreadMayMakeABlockingCall) {
   });
 }
 
-TEST_P(Groups, CallbacksHearOfAnAbort) {
-  const auto endpoints = open_endpoints(2, GetParam());
-  run_endpoints(endpoints, 7, [](Communicator& comm) {
-    ASSERT_EQ(comm.barrier(), absl::OkStatus());
-    if (comm.rank() == 0) {
-      Ends ends;
-      CallOptions call;
-      call.on_end = &Ends::note;
-      call.context = &ends;
-      float data = 0;
-      auto work = comm.receive_async(&data, 1, DataType::kF32, 1, call);
-      ASSERT_TRUE(work.ok());
-      comm.abort(absl::CancelledError("enough"));
-      EXPECT_TRUE(absl::IsCancelled(comm.wait(*work)));
-      EXPECT_EQ(ends.count, 1);
-      EXPECT_EQ(ends.failed, 1);
-    } else {
-      until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
-      EXPECT_THAT(text(comm.status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
-    }
-  });
-}
-
 // Promise(collectives): A wait's timeout is not the call's | the call runs on and can be waited for
 //   again
 TEST_P(Groups, AWaitGivesUpAndTheCallRunsOn) {
