@@ -7,12 +7,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
+#include <numeric>
+#include <random>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/moe/moe_job.h"
 #include "bench/report/child_process.h"
 #include "bench/report/report.h"
 #include "collectives/experts.h"
@@ -25,11 +26,50 @@
 namespace baton::bench {
 namespace {
 
+// Mixture-of-experts traffic, of which every rank can work out every rank's part.
+struct MoeJob {
+  int tokens = 1024;  // of each rank
+  int hidden = 7168;
+  int top_k = 8;
+  int experts = 256;
+  int ranks = 2;
+};
+
+// [tokens][top_k]: different experts for each token, of equal odds, as DeepEP's tests have it.
+std::vector<int32_t> choices_of(const MoeJob& job, int rank) {
+  std::mt19937_64 random(static_cast<uint64_t>(rank) + 1);
+  std::vector<int32_t> all(static_cast<size_t>(job.experts)), chosen;
+  std::iota(all.begin(), all.end(), 0);
+  for (int token = 0; token < job.tokens; ++token) {
+    for (int i = 0; i < job.top_k; ++i) {
+      const auto left = static_cast<uint64_t>(job.experts - i);
+      std::swap(all[static_cast<size_t>(i)],
+                all[static_cast<size_t>(i) + static_cast<size_t>(random() % left)]);
+      chosen.push_back(all[static_cast<size_t>(i)]);
+    }
+  }
+  return chosen;
+}
+
+// Rows that go from a rank to another one.
+size_t rows_of(const MoeJob& job, int from, int to) {
+  const std::vector<int32_t> chosen = choices_of(job, from);
+  const auto local = static_cast<int32_t>(job.experts / job.ranks);
+  size_t rows = 0;
+  int last = -1;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const int token = static_cast<int>(i / static_cast<size_t>(job.top_k));
+    if (chosen[i] / local != to || token == last) continue;
+    last = token;
+    ++rows;
+  }
+  return rows;
+}
+
 struct Options {
   MoeJob job;
   ExpertsOptions experts;
   std::string type = "bf16", mode = "auto", provider, json;
-  bool baselines = false;
   int iterations = 20, warmup = 3;
 };
 
@@ -61,11 +101,9 @@ class Rank {
     chosen_ = choices_of(options_.job, comm_.rank());
     weights_.assign(chosen_.size(), 0.25f);
     fill();
-    const MoeCounts counts = counts_of(options_.job, comm_.rank());
     for (int other = 0; other < options_.job.ranks; ++other) {
-      const MoeCounts theirs = counts_of(options_.job, other);
-      result.dispatch_bytes += static_cast<double>(
-          static_cast<size_t>(theirs.rows[static_cast<size_t>(comm_.rank())]) * wire_bytes());
+      result.dispatch_bytes +=
+          static_cast<double>(rows_of(options_.job, other, comm_.rank()) * wire_bytes());
     }
     result.combine_bytes = static_cast<double>(chosen_.size() * row_bytes_);
     if (absl::Status status = time_rounds(result); !status.ok()) return status;
@@ -206,28 +244,6 @@ int run_rank(const Options& options, const launch::Place& place, Result& result)
   return own.wrong > 0 ? 1 : 0;
 }
 
-// Open MPI's times for the same traffic; why there are none otherwise.
-absl::StatusOr<Json> run_mpi(const Options& options) {
-  const auto program = baseline_program("mpi_experts_baseline");
-  if (!std::filesystem::exists(program)) {
-    return absl::NotFoundError("no Open MPI: `./run install-deps all`, then build again");
-  }
-  const MoeJob& job = options.job;
-  const bool tcp = options.provider == "tcp";
-  const bool binds = static_cast<size_t>(job.ranks) <= allowed_cpus().size();
-  std::vector<std::string> argv = mpirun(job.ranks, tcp, binds, program);
-  for (const int number :
-       {job.tokens, job.hidden, job.top_k, job.experts,
-        static_cast<int>(size_of(options.experts.type)), options.iterations, options.warmup}) {
-    argv.push_back(absl::StrCat(number));
-  }
-  const auto output = output_of(-1, argv, {}, std::chrono::minutes(5));
-  if (!output.ok()) return output.status();
-  Json json = Json::parse(*output, nullptr, false);
-  if (!json.is_object()) return absl::InternalError(absl::StrCat("Open MPI said ", *output));
-  return json;
-}
-
 int report(const Options& options, const Result& result) {
   const auto gb_per_s = [](double bytes, double us) { return us > 0 ? bytes / us / 1e3 : 0; };
   const MoeJob& job = options.job;
@@ -262,21 +278,6 @@ int report(const Options& options, const Result& result) {
              number(row["memcpy_gb_per_s"]), number(row["ratio_to_memcpy"]),
              options.experts.fp8 ? "N/A" : absl::StrCat(result.wrong)});
   std::cout << table.text();
-  if (options.baselines) {
-    const absl::StatusOr<Json> mpi = run_mpi(options);
-    if (mpi.ok()) {
-      const double theirs = mpi->value("dispatch_us", 0.0) + mpi->value("combine_us", 0.0);
-      row["open_mpi"] = *mpi;
-      row["ratio_to_open_mpi"] = total > 0 ? theirs / total : 0;
-      std::cout << absl::StrFormat(
-          "# Open MPI's all_to_all_v of the same rows, without gathering and summing: dispatch "
-          "%.2f "
-          "us, combine %.2f us; baton is %.2f times as fast\n",
-          mpi->value("dispatch_us", 0.0), mpi->value("combine_us", 0.0), theirs / total);
-    } else {
-      std::cout << "# " << mpi.status().message() << "\n";
-    }
-  }
   if (options.json.empty()) return 0;
   const absl::Status written = write_lines(options.json, {row});
   if (!written.ok()) std::cerr << "baton moe_perf: " << written.message() << "\n";
@@ -340,7 +341,6 @@ int moe_perf_main(int argc, char** argv) {
   app.add_option("-w,--num-warmups", options.warmup, "rounds before them")
       ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
-  app.add_flag("--baselines", options.baselines, "Open MPI's all_to_all_v beside it");
   app.add_option("--json", options.json, "write one JSON object")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");

@@ -100,8 +100,8 @@ void Executor::set_link(uint32_t peer, Link* link) {
   // What the one before was not asked to grant.
   for (Lane& lane : lanes_) {
     if (lane.program == nullptr || !lane.grants) continue;
-    for (uint32_t step : lane.program->first_grants) {
-      if (lane.program->steps[step].peer == peer) grant(lane, step);
+    for (const auto& [step, ahead] : lane.program->first_grants) {
+      if (lane.program->steps[step].peer == peer) grant(lane, step, ahead);
     }
   }
 }
@@ -174,7 +174,7 @@ Executor::Turn Executor::run(Lane& lane) {
     ++steps_;
     const uint32_t step = lane.step++;
     if (lane.grants && lane.program->next_grant[step] != PreparedProgram::kNoStep) {
-      grant(lane, lane.program->next_grant[step]);
+      grant(lane, lane.program->next_grant[step], schedules::kMessagesAhead);
     }
     all = Turn::kMoved;
   }
@@ -207,14 +207,14 @@ Executor::Turn Executor::begin_piece(Lane& lane) {
   }
   lane.grants = lane.program->max_message_parts * lane.part_bytes > kSmallStep;
   if (lane.grants) {
-    for (uint32_t step : lane.program->first_grants) grant(lane, step);
+    for (const auto& [step, ahead] : lane.program->first_grants) grant(lane, step, ahead);
   }
   return Turn::kMoved;
 }
 
 // Lets the message of a receive come: to where this step wants it if nothing else needs that place
 // before, so that it need not be copied.
-void Executor::grant(Lane& lane, uint32_t number) {
+void Executor::grant(Lane& lane, uint32_t number, uint32_t ahead) {
   const PreparedProgram& program = *lane.program;
   const Step& step = program.steps[number];
   Link& link = *links_[step.peer];
@@ -224,7 +224,7 @@ void Executor::grant(Lane& lane, uint32_t number) {
   const bool free = place.contiguous() && lane.call->sums == nullptr &&
                     program.free_from[number] <= lane.step && hazards_clear(lane, number);
   if (!free) place.data = nullptr;
-  link.grant_next(lane.number, place);
+  link.grant_next(lane.number, ahead, place);
   touched_ = true;
 }
 

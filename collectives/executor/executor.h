@@ -133,7 +133,7 @@ class Executor {
   Turn begin_piece(Lane& lane);
   Turn run_step(Lane& lane);
   Turn receive(Lane& lane, const schedules::Step& step);
-  void grant(Lane& lane, uint32_t step);
+  void grant(Lane& lane, uint32_t step, uint32_t ahead);
   CallTag tag(const Lane& lane, const schedules::Step& step) const {
     return {&lane.call->descriptor, lane.call->fingerprint, step.parts * lane.part_bytes};
   }

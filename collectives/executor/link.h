@@ -85,9 +85,10 @@ class Link {
   // grant_next(). The receiver must call it once per message, in order, and at most kMessagesAhead
   // messages ahead of its reading.
   virtual bool waits_for_grant(size_t) const { return false; }
-  // The next message of `lane` that has no grant may come. It comes straight to `place` if that can
-  // be reached, and peek() then returns that place. Of `place.data` null: to memory of the link's.
-  virtual void grant_next(uint32_t, const Segments&) {}
+  // The message of `lane` that is `ahead` behind the last one that was read (1: the next) may come;
+  // those before it may need no grant. It comes straight to `place` if that can be reached, and
+  // peek() then returns that place. Of `place.data` null: to memory of the link's.
+  virtual void grant_next(uint32_t, uint32_t, const Segments&) {}
   // A message of call `sequence`, or of one before it, lies here unread in this lane, where this
   // rank expects no more of them: its sender has called something else. Over a TransferLink what it
   // has called is known otherwise.

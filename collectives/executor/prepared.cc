@@ -155,7 +155,7 @@ void find_grants(const std::vector<Touched>& touched, PreparedProgram& out) {
     if (receives(step)) {
       std::vector<uint32_t>& earlier = received[step.peer];
       if (earlier.size() < schedules::kMessagesAhead) {
-        out.first_grants.push_back(s);
+        out.first_grants.emplace_back(s, static_cast<uint32_t>(earlier.size() + 1));
       } else {
         out.next_grant[earlier[earlier.size() - schedules::kMessagesAhead]] = s;
       }

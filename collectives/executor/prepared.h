@@ -16,11 +16,12 @@ struct PreparedProgram {
   std::vector<uint32_t> first_hazard;
   std::vector<uint32_t> hazards;
   std::vector<uint32_t> sends;  // all sends, in order
-  // Over a link whose messages wait for grants: the receives of which the first grants are for, and
-  // for each receive the one to grant when it is done, kMessagesAhead messages of its peer's later
-  // (kNoStep: there is none). So each peer always has the grants that a schedule counts on.
+  // Over a link whose messages wait for grants: the receives of which the first grants are for,
+  // each with its place among the messages of its peer (from 1), and for each receive the one to
+  // grant when it is done, kMessagesAhead messages of its peer's later (kNoStep: there is none). So
+  // each peer always has the grants that a schedule counts on.
   static constexpr uint32_t kNoStep = UINT32_MAX;
-  std::vector<uint32_t> first_grants;
+  std::vector<std::pair<uint32_t, uint32_t>> first_grants;
   std::vector<uint32_t> next_grant;
   // The first step from which on the place of receive s is written by nothing but its message,
   // apart from sends that still read it (its hazards). kNoStep: the step reads what it overwrites.

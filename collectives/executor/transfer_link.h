@@ -126,7 +126,7 @@ class TransferLink final : public Link {
   bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
             absl::Status& error) override;
   bool waits_for_grant(size_t most) const override { return most > slot_bytes_; }
-  void grant_next(uint32_t lane, const Segments& place) override;
+  void grant_next(uint32_t lane, uint32_t ahead, const Segments& place) override;
   bool consume(uint32_t lane) override;
   void flush() override { tell_grants(); }
   size_t most_behind() const override { return kMostBehind; }
@@ -240,7 +240,6 @@ class TransferLink final : public Link {
   std::array<uint64_t, kLanes> given_back_{};
   std::array<std::array<Outgoing, kSlots>, kLanes> outgoing_;
   std::array<std::array<Granted, kSlots>, kLanes> granted_;
-  std::array<uint64_t, kLanes> last_granted_{};
   std::vector<std::pair<uint32_t, uint64_t>> untold_;  // of these, by lane and number
   std::array<std::array<TheirPlace, kSlots>, kLanes> their_places_;
   size_t staged_bytes_ = 0;

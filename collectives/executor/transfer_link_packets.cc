@@ -7,9 +7,8 @@
 
 namespace baton::collectives::executor {
 
-void TransferLink::grant_next(uint32_t lane, const Segments& place) {
-  const uint64_t number = std::max(last_granted_[lane], taken_[lane]) + 1;
-  last_granted_[lane] = number;
+void TransferLink::grant_next(uint32_t lane, uint32_t ahead, const Segments& place) {
+  const uint64_t number = taken_[lane] + ahead;
   Granted& granted = granted_[lane][number % kSlots];
   granted.number = number;
   granted.data = place.data;

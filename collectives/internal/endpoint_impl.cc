@@ -563,7 +563,6 @@ bool EndpointImpl::run_callbacks() {
     running = now.outer;
     lock.lock();
     one.returned(one.table, one.work);
-    calls_ended_.notify_all();
   }
 }
 

@@ -215,8 +215,6 @@ class EndpointImpl {
   void end_sleep() { set_sleepers(sleepers_ - 1); }
   uint32_t sleepers() const { return sleepers_; }
   void call_started() { background_wakes_.notify_one(); }
-  // Notified whenever a call has ended.
-  std::condition_variable& calls_ended() { return calls_ended_; }
 
   // --- without the lock ---
   // Runs callbacks that are due; false: none was.
@@ -294,7 +292,6 @@ class EndpointImpl {
   std::thread background_;
   bool stop_ = false;
   std::condition_variable background_wakes_;
-  std::condition_variable calls_ended_;
 
   std::mutex nap_mutex_;
   std::condition_variable nap_over_;

@@ -182,7 +182,6 @@ class Windows {
   bool step_waiting(Running& op);
   bool submit(Running& op);
   absl::Status choose_local(Running& op, TransferRequest& request);
-  void took_place(Running& op);
   void fail(Running& op, const absl::Status& why);
   void end(Running& op, const absl::Status& result);
   void release(Running& op);

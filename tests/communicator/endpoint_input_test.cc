@@ -175,24 +175,11 @@ TEST(EndpointCallers, OnlyWhatWasAllocatedIsFreed) {
   EXPECT_NE(again.data, next.data) << "what was freed twice is given out twice";
 }
 
-// As a handle that was made on another machine.
-Handle of_another_machine(const Handle& handle) {
-  std::string bytes = handle.bytes();
-  bytes[20] = static_cast<char>(bytes[20] + 1);
-  uint64_t hash = 14695981039346656037u;
-  for (size_t i = 0; i < Handle::kBytes - sizeof(uint32_t); ++i) {
-    hash = (hash ^ static_cast<unsigned char>(bytes[i])) * 1099511628211u;
-  }
-  const auto check = static_cast<uint32_t>(hash ^ hash >> 29);
-  std::memcpy(bytes.data() + Handle::kBytes - sizeof check, &check, sizeof check);
-  return *Handle::decode(bytes);
-}
-
 TEST(EndpointCallers, AProcessThatCannotBeReachedIsNamed) {
   const auto endpoints = open_endpoints(2, "shm");
   std::vector<Handle> handles = handles_of(endpoints);
   // The one with the lower number calls; the other one waits for that a second, and then calls.
-  handles[1] = of_another_machine(handles[1]);
+  handles[1] = *Handle::decode(with_byte_raised(handles[1], 20));  // of another machine
   auto comm = Communicator::create(endpoints[0], handles, group_options(7));
   ASSERT_TRUE(comm.ok()) << comm.status();
   until([&] { return (*comm)->state() == GroupState::kBroken; }, [&] { endpoints[0]->progress(); });

@@ -35,6 +35,19 @@ inline std::vector<Handle> handles_of(const std::vector<std::shared_ptr<Endpoint
   return handles;
 }
 
+// A handle's bytes, of which one is another and the sum at their end fits.
+inline std::string with_byte_raised(const Handle& handle, size_t at) {
+  std::string bytes = handle.bytes();
+  bytes[at] = static_cast<char>(bytes[at] + 1);
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < Handle::kBytes - sizeof(uint32_t); ++i) {
+    hash = (hash ^ static_cast<unsigned char>(bytes[i])) * 1099511628211u;
+  }
+  const auto check = static_cast<uint32_t>(hash ^ hash >> 29);
+  std::memcpy(bytes.data() + Handle::kBytes - sizeof check, &check, sizeof check);
+  return bytes;
+}
+
 inline GroupOptions group_options(uint64_t uuid) {
   GroupOptions options;
   options.uuid = uuid;

@@ -1,26 +1,14 @@
 // A rank that leaves while what it sent is still on its way.
-#include <atomic>
-
 #include "tests/communicator/group.h"
 #include "tests/until.h"
 
 namespace baton {
 namespace {
 
-// A clock that any thread moves by hand.
-class SharedClock final : public Clock {
- public:
-  Time now() const override { return now_.load(); }
-  void advance(Time by) { now_ = now_.load() + by; }
-
- private:
-  std::atomic<Time> now_{std::chrono::hours(1)};
-};
-
 // Promise(collectives): What a finished call left under way arrives although its sender leaves | up
 //   to 4 KiB is copied; leaving waits for acknowledgements, 60 s at most
 TEST(Leave, WhatACallLeftOnItsWayArrives) {
-  SharedClock clock;
+  ManualClock clock;
   std::atomic<bool> leaving{false};
   CommunicatorOptions options = test_options("tcp");
   options.worker.clock = &clock;

@@ -80,6 +80,8 @@ TEST_P(Mismatch, BlocksOfOtherLengthsAreAnErrorOnBothSides) {
   }
 }
 
+constexpr Collective kAllToAllV = Collective::kSendReceive;  // has none of its own
+
 // What one call of a rank names.
 struct Named {
   const char* what;
@@ -109,6 +111,13 @@ absl::Status call(Communicator& comm, const Named& named, float* in, float* out)
       return comm.gather(in, out, count, type, root);
     case Collective::kScatter:
       return comm.scatter(in, out, count, type, root);
+    case kAllToAllV: {
+      const auto ranks = static_cast<size_t>(comm.ranks());
+      std::vector<size_t> at, counts(ranks, count);
+      for (size_t r = 0; r < ranks; ++r) at.push_back(r * count);
+      const auto work = comm.all_to_all_v_async(in, counts, at, out, counts, at, type);
+      return work.ok() ? comm.wait(*work) : work.status();
+    }
     default:
       return comm.barrier();
   }
@@ -135,16 +144,23 @@ TEST_P(Mismatch, CallsThatDifferAreNamedAtEveryRankByItsNextCall) {
       {{"another call", C::kAllGather}, {"", C::kAllToAll}},
       {{"another count", C::kBroadcast, 0, 101}, {"", C::kBroadcast}},
       {{"another count", C::kAllReduce, 0, 50}, {"", C::kAllReduce}},
+      {{"a count that is far from it", C::kAllReduce, 0, 1}, {"", C::kAllReduce, 0, 700}},
       {{"another count", C::kAllGather, 0, 200}, {"", C::kAllGather}},
       {{"another type", C::kScatter, 0, 100, DataType::kI32}, {"", C::kScatter}},
       {{"another type", C::kAllToAll, 0, 100, DataType::kI32}, {"", C::kAllToAll}},
       {{"another op", C::kReduce, 0, 100, DataType::kF32, ReduceOp::kMax}, {"", C::kReduce}},
       {{"another op", C::kReduceScatter, 0, 100, DataType::kF32, ReduceOp::kMax},
        {"", C::kReduceScatter}},
+      {{"another call", C::kAllReduce}, {"", kAllToAllV}},
+      {{"another call", C::kBroadcast, 0}, {"", kAllToAllV}},
+      {{"another call", C::kBroadcast, -1}, {"", kAllToAllV}},
+      {{"another call", C::kBarrier}, {"", kAllToAllV}},
+      {{"another type", kAllToAllV, 0, 100, DataType::kI32}, {"", kAllToAllV}},
   };
   size_t turn = 0;
   for (const auto& [odd, others] : differ) {
     for (const int ranks : {2, 3, 4}) {
+      if (others.kind == kAllToAllV && ranks > 2) break;  // each message is between two ranks
       const size_t times = ++turn % 2 == 0 ? 1 : 100;  // in one message; in several
       SCOPED_TRACE(testing::Message() << odd.what << " of a " << name_of(others.kind) << ", "
                                       << ranks << " ranks, " << times << " times the count");
@@ -162,6 +178,9 @@ TEST_P(Mismatch, CallsThatDifferAreNamedAtEveryRankByItsNextCall) {
         }
         EXPECT_TRUE(absl::IsInvalidArgument(status)) << "rank " << comm.rank() << ": " << status;
         EXPECT_THAT(text(status), HasSubstr("ranks disagree about call #2:"));
+        if (others.kind == kAllToAllV) {
+          EXPECT_THAT(text(status), HasSubstr("all_to_all_v #2 of f32"));
+        }
       });
       if (HasFailure()) return;
     }

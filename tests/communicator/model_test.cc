@@ -1,11 +1,13 @@
-// Random calls of all kinds among forked ranks against a model of each: whatever the type,
-// operation, root, counts, layout, memory and number of calls in flight. BATON_SEED=n repeats one.
+// Calls of all kinds against a model of each: every algorithm, and random calls among forked ranks,
+// whatever the type, operation, root, counts, layout, memory and number of calls in flight.
+// BATON_SEED=n repeats one.
 #include <cstring>
 #include <numeric>
 #include <random>
 
 #include "absl/strings/str_join.h"
 #include "collectives/launch.h"
+#include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
 #include "tests/reduce/reference.h"
 #include "tests/sanitized.h"
@@ -28,11 +30,13 @@ enum class Kind {
   kAllGatherV,
   kScatter,
   kGather,
+  kBroadcast,
+  kAllToAll,
   kAllToAllV,
 };
-constexpr std::array kKinds = {"all_reduce",       "reduce",     "reduce_scatter",
-                               "reduce_scatter_v", "all_gather", "all_gather_v",
-                               "scatter",          "gather",     "all_to_all_v"};
+constexpr std::array kKinds = {"all_reduce", "reduce",       "reduce_scatter", "reduce_scatter_v",
+                               "all_gather", "all_gather_v", "scatter",        "gather",
+                               "broadcast",  "all_to_all",   "all_to_all_v"};
 
 // What all ranks know of a call; each draws it from the same numbers.
 struct Case {
@@ -49,6 +53,16 @@ struct Case {
 
   size_t element() const { return size_of(type); }
   bool reduces() const { return kind <= Kind::kReduceScatterV; }
+  bool exchanges() const { return kind == Kind::kAllToAll || kind == Kind::kAllToAllV; }
+  // Whether the input, or the output, has a block for each rank.
+  bool gives_blocks() const {
+    return kind == Kind::kReduceScatter || kind == Kind::kReduceScatterV ||
+           kind == Kind::kScatter || exchanges();
+  }
+  bool gets_blocks() const {
+    return kind == Kind::kAllGather || kind == Kind::kAllGatherV || kind == Kind::kGather ||
+           exchanges();
+  }
   std::string describe() const {
     return absl::StrFormat("%s of %s (%s), root %d, counts [%s]%s%s, ordered %d",
                            kKinds[static_cast<size_t>(kind)], std::string(name_of(type)),
@@ -86,7 +100,7 @@ Case draw(size_t ranks, Random& random) {
   c.seed = random();
   c.ours = random() % 2 == 0;
   const bool uneven = c.kind == Kind::kReduceScatterV || c.kind == Kind::kAllGatherV;
-  c.in_place = c.kind != Kind::kAllToAllV && random() % 3 == 0;
+  c.in_place = !c.exchanges() && random() % 3 == 0;
   const auto length = [&] {
     constexpr std::array<size_t, 4> kMost = {2, 40, 3000, kSanitized ? 6000 : 30'000};
     return random() % kMost[random() % kMost.size()];
@@ -139,11 +153,7 @@ size_t total(const Case& c) { return std::accumulate(c.counts.begin(), c.counts.
 
 // The blocks of a rank's input, in the order of the ranks; of a smaller input: that one block.
 Bytes input_of(const Case& c, size_t rank, size_t ranks) {
-  size_t count = c.counts[rank];
-  if (c.kind == Kind::kReduceScatter || c.kind == Kind::kReduceScatterV ||
-      c.kind == Kind::kScatter || c.kind == Kind::kAllToAllV) {
-    count = total(c);
-  }
+  const size_t count = c.gives_blocks() ? total(c) : c.counts[rank];
   return elements(c.type, count, Random(c.seed * ranks + rank));
 }
 
@@ -204,6 +214,9 @@ Bytes output_of(const Case& c, size_t rank, size_t ranks) {
       return at_root ? all_inputs([](const Bytes& input) { return input; }) : Bytes();
     case Kind::kScatter:
       return block_of(c, input_of(c, static_cast<size_t>(c.root), ranks), rank);
+    case Kind::kBroadcast:
+      return input_of(c, static_cast<size_t>(c.root), ranks);
+    case Kind::kAllToAll:
     case Kind::kAllToAllV:
       return all_inputs([&](const Bytes& input) { return block_of(c, input, rank); });
   }
@@ -223,10 +236,7 @@ class Call {
   absl::Status start() {
     const auto ranks = static_cast<size_t>(comm_.ranks());
     const Bytes input = input_of(c_, rank_, ranks), output = output_of(c_, rank_, ranks);
-    const bool wide_in = c_.kind == Kind::kReduceScatter || c_.kind == Kind::kReduceScatterV ||
-                         c_.kind == Kind::kScatter || c_.kind == Kind::kAllToAllV;
-    const bool wide_out = c_.kind == Kind::kAllGather || c_.kind == Kind::kAllGatherV ||
-                          c_.kind == Kind::kGather || c_.kind == Kind::kAllToAllV;
+    const bool wide_in = c_.gives_blocks(), wide_out = c_.gets_blocks();
     const size_t room = (c_.sizes[rank_] + c_.counts[rank_]) * c_.element() + 64;
     if (absl::Status status = allocate(2 * room); !status.ok()) return status;
     std::byte *in = memory_, *out = memory_ + room / 8 * 8;
@@ -313,6 +323,10 @@ class Call {
         return comm_.scatter_async(in, out, count, c_.type, c_.root, c_.options);
       case Kind::kGather:
         return comm_.gather_async(in, out, count, c_.type, c_.root, c_.options);
+      case Kind::kBroadcast:
+        return comm_.broadcast_async(in, out, count, c_.type, c_.root, c_.options);
+      case Kind::kAllToAll:
+        return comm_.all_to_all_async(in, out, count, c_.type, c_.options);
       case Kind::kAllToAllV:
         return comm_.all_to_all_v_async(in, c_.counts, starts, out, c_.counts, starts, c_.type,
                                         c_.options);
@@ -384,83 +398,74 @@ TEST(Model, RandomCallsOfForkedRanksGiveWhatItSays) {
   }
 }
 
-struct Refusal {
-  const char* what;
-  std::function<absl::StatusOr<Work>(Communicator&, float*)> call;
-  const char* says;
-};
+class EveryAlgorithm : public testing::TestWithParam<std::tuple<const char*, int>> {};
 
-TEST(Model, CallsThatMakeNoSenseAreRefusedByName) {
-  constexpr DataType kF = DataType::kF32;
-  const size_t counts[] = {4, 8}, more[] = {4, 8, 2}, at[] = {0, 4}, huge[] = {SIZE_MAX / 2, 4};
-  const std::vector<Refusal> refusals = {
-      {"bits of floats",
-       [](Communicator& c, float* d) { return c.all_reduce_async(d, d, 4, kF, ReduceOp::kAnd); },
-       "f32 have no and"},
-      {"bits of fp8",
-       [](Communicator& c, float* d) {
-         return c.reduce_async(d, d, 4, DataType::kF8E5M2, ReduceOp::kXor, 0);
-       },
-       "f8e5m2 have no xor"},
-      {"an average of truth",
-       [](Communicator& c, float* d) {
-         return c.all_reduce_async(d, d, 4, DataType::kBool, ReduceOp::kAvg);
-       },
-       "bool have no avg"},
-      {"no factor",
-       [](Communicator& c, float* d) {
-         return c.all_reduce_async(d, d, 4, kF, ReduceOp::kPreMulSum);
-       },
-       "CallOptions::factor"},
-      {"no such root", [](Communicator& c, float* d) { return c.gather_async(d, d, 4, kF, 2); },
-       "root 2 is not a rank"},
-      {"overlapping",
-       [](Communicator& c, float* d) { return c.scatter_async(d, d + 1, 4, kF, c.rank()); },
-       "overlap"},
-      {"null at the root",
-       [](Communicator& c, float* d) { return c.scatter_async(nullptr, d, 4, kF, c.rank()); },
-       "in is null"},
-      {"three counts",
-       [&](Communicator& c, float* d) { return c.all_gather_v_async(d, 4, d + 50, more, at, kF); },
-       "3 counts and 2 offsets"},
-      {"no counts",
-       [&](Communicator& c, float* d) {
-         return c.reduce_scatter_v_async(d, {}, {}, d + 50, kF, ReduceOp::kSum);
-       },
-       "0 counts"},
-      {"another count",
-       [&](Communicator& c, float* d) {
-         return c.all_gather_v_async(d, 5, d + 50, counts, at, kF);
-       },
-       "names 5 elements"},
-      {"a huge block",
-       [&](Communicator& c, float* d) {
-         return c.reduce_scatter_v_async(d, huge, at, d + 50, kF, ReduceOp::kSum);
-       },
-       "too large"},
-      {"overlapping blocks of lengths",
-       [&](Communicator& c, float* d) {
-         return c.reduce_scatter_v_async(d, counts, at, d + 1 + c.rank(), kF, ReduceOp::kSum);
-       },
-       "overlap"},
-      {"an algorithm for equal blocks",
-       [&](Communicator& c, float* d) {
-         return c.reduce_scatter_v_async(d, counts, at, d + 50, kF, ReduceOp::kSum,
-                                         {.algorithm = Algorithm::kHalvingDoubling});
-       },
-       "blocks of different lengths"},
-  };
-  run_group(2, test_options("shm"), [&](Communicator& comm) {
-    std::vector<float> data(200, 1);
-    for (const Refusal& refusal : refusals) {
-      const absl::StatusOr<Work> work = refusal.call(comm, data.data());
-      EXPECT_TRUE(absl::IsInvalidArgument(work.status())) << refusal.what << work.status();
-      EXPECT_THAT(text(work.status()), testing::HasSubstr(refusal.says)) << refusal.what;
+// Where floats are combined in order their bits are the same for every algorithm, cut and provider.
+// Chunks as large as slots make messages that wait for a grant and shorter ones that do not.
+TEST_P(EveryAlgorithm, GivesWhatTheModelSays) {
+  using C = Collective;
+  constexpr std::pair<Kind, Collective> kSwept[] = {{Kind::kAllReduce, C::kAllReduce},
+                                                    {Kind::kReduce, C::kReduce},
+                                                    {Kind::kReduceScatter, C::kReduceScatter},
+                                                    {Kind::kAllGather, C::kAllGather},
+                                                    {Kind::kScatter, C::kScatter},
+                                                    {Kind::kGather, C::kGather},
+                                                    {Kind::kBroadcast, C::kBroadcast},
+                                                    {Kind::kAllToAll, C::kAllToAll}};
+  constexpr std::array kOrdered = {DataType::kF32, DataType::kBF16, DataType::kF16};
+  constexpr std::array<size_t, 3> kChunks = {4096, 512, 0};
+  const auto [provider, ranks] = GetParam();
+  CommunicatorOptions options = test_options(provider);
+  if (options.worker.providers[0] == "tcp") options.node_size = 2;
+  run_group(ranks, options, [&](Communicator& comm) {
+    Random random(1);
+    uint64_t turn = 0;
+    const auto try_one = [&](Case c, size_t count) {
+      c.seed = ++turn;
+      c.ours = turn % 2 == 0;
+      c.type = *c.options.ordered ? kOrdered[turn / 2 % 3] : DataType::kI32;
+      c.options.chunk_bytes = kChunks[turn / 6 % 3];
+      c.counts.assign(static_cast<size_t>(comm.ranks()), count);
+      lay_out(c, c.counts.size(), false, random);
+      Call call(comm, c);
+      absl::Status status = call.start();
+      if (status.ok()) status = call.end();
+      ASSERT_TRUE(status.ok() && call.difference().empty())
+          << name_of(*c.options.algorithm) << ": " << c.describe() << ": " << status << ", "
+          << call.difference();
+    };
+    for (const auto& [kind, collective] : kSwept) {
+      for (const bool ordered : {false, true}) {
+        for (const Algorithm algorithm :
+             collectives::schedules::algorithms_for(collective, ordered)) {
+          Case c;
+          c.kind = kind;
+          if (ordered && !c.reduces()) break;
+          c.options.ordered = ordered;
+          c.options.algorithm = algorithm;
+          const int roots = collectives::schedules::rooted(collective) ? comm.ranks() : 1;
+          for (c.root = 0; c.root<roots; c.root += roots> 3 ? 2 : 1) {
+            for (const size_t count : {0, 1, 17, 1000, kSanitized ? 5003 : 20'011}) {
+              for (const bool in_place : {false, true}) {
+                c.in_place = in_place && !c.exchanges();
+                try_one(c, count);
+                if (testing::Test::HasFatalFailure()) return;
+              }
+            }
+          }
+        }
+      }
     }
-    // None of them was a call.
-    EXPECT_EQ(comm.barrier(), absl::OkStatus());
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Providers, EveryAlgorithm,
+                         testing::Combine(testing::Values("shm", "tcp"),
+                                          testing::Values(1, 2, 3, 5)),
+                         [](const auto& param) {
+                           return absl::StrCat(std::get<0>(param.param), "_",
+                                               std::get<1>(param.param));
+                         });
 
 }  // namespace
 }  // namespace baton::model_test

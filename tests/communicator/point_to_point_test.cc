@@ -135,20 +135,22 @@ TEST_P(PointToPoint, AnySourceOfAnotherCountOrTypeIsAnErrorOnBothSides) {
   });
 }
 
-TEST_P(PointToPoint, AReceiveFromAnyNamesWhatItWaitsForAtItsDeadline) {
-  DeadlineInRounds deadline;
-  CommunicatorOptions own = options();
-  own.timeout = std::chrono::seconds(2);
-  own.worker.clock = &deadline.clock();
-  run_group(2, own, [&deadline](Communicator& comm) {
-    if (comm.rank() == 1) return deadline.stay_away(comm);
-    int32_t value = 0;
-    auto work = comm.receive_async(&value, 1, DataType::kI32, kAnyRank);
-    ASSERT_TRUE(work.ok()) << work.status();
-    const absl::Status status = deadline.wait(comm, *work);
-    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(text(status),
-                AllOf(HasSubstr("waits for any rank"), HasSubstr("No rank has sent")));
+TEST_P(PointToPoint, AMessageOfAnAllToAllVIsNoReceivesMessage) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> data(20), out(20), token(10);
+    const size_t counts[2] = {10, 10}, at[2] = {0, 10};
+    const int other = 1 - comm.rank();
+    // The receive is there before the messages of the all_to_all_v, and takes what comes later.
+    auto receive = comm.receive_async(token.data(), 10, DataType::kF32, other);
+    ASSERT_TRUE(receive.ok()) << receive.status();
+    auto all =
+        comm.all_to_all_v_async(data.data(), counts, at, out.data(), counts, at, DataType::kF32);
+    ASSERT_TRUE(all.ok()) << all.status();
+    ASSERT_EQ(comm.wait(*all), absl::OkStatus());
+    const std::vector<float> sent(10, 7);
+    ASSERT_EQ(comm.send(sent.data(), 10, DataType::kF32, other), absl::OkStatus());
+    ASSERT_EQ(comm.wait(*receive), absl::OkStatus());
+    EXPECT_EQ(token, sent);
   });
 }
 

@@ -33,16 +33,6 @@ extern "C" int getsockopt(int fd, int level, int name, void* value, socklen_t* s
 namespace baton {
 namespace {
 
-// A clock that all ranks turn.
-class SharedClock final : public Clock {
- public:
-  Time now() const override { return Time(now_.load()); }
-  void advance(Time by) { now_ += by.count(); }
-
- private:
-  std::atomic<Time::rep> now_{Time(std::chrono::hours(1)).count()};
-};
-
 // `between`: how far each rank turns the clock before each of its calls. It moves by nothing else,
 // so nothing is late because the machine is busy.
 void count_calls(Time between) {
@@ -52,7 +42,7 @@ void count_calls(Time between) {
   constexpr int64_t kSlack = kCalls / 50;
   CallOptions one_message;  // what would be chosen depends on the times that calls take
   one_message.algorithm = Algorithm::kRecursiveDoubling;
-  SharedClock clock;
+  ManualClock clock;
   CommunicatorOptions options = test_options("tcp");
   options.worker.clock = &clock;
   run_group(2, options, [&](Communicator& comm) {

@@ -174,6 +174,7 @@ TEST_P(WindowFaults, WhatARankTellsOfItsWindowIsChecked) {
            of.counter = ~uint64_t{0};
          }},
         {"not a RemoteRegion", [](ForgedInvitation& of) { of.bytes = 1; }},
+        {"same calls in the same order", [](ForgedInvitation& of) { of.magic = 0; }},
         {"outside of its memory", [&](ForgedInvitation& of) { of.bytes = 4097; }},
         {"outside of its memory", [&](ForgedInvitation& of) { of.offset = 4097, of.bytes = 1; }},
         {"outside of its memory", [&](ForgedInvitation& of) { of.offset = 1, of.bytes = 4096; }},

@@ -374,20 +374,6 @@ TEST_P(Windows, RanksThatMakeOthersAreTold) {
   }
 }
 
-// Bytes that look like a window's, and are none.
-TEST_P(Windows, AnAllToAllInTheirPlaceIsTold) {
-  run_group(2, options(), [](Communicator& comm) {
-    if (comm.rank() == 0) {
-      const auto window = Window::allocate(comm, 100);
-      EXPECT_TRUE(absl::IsInvalidArgument(window.status())) << window.status();
-      EXPECT_THAT(text(window.status()), HasSubstr("same calls in the same order"));
-    } else {
-      std::vector<char> in(2 * 264), out(2 * 264);
-      EXPECT_EQ(comm.all_to_all(in.data(), out.data(), 264, DataType::kU8), absl::OkStatus());
-    }
-  });
-}
-
 TEST_P(Windows, OneThatIsDestroyedEndsItsWorks) {
   run_group(2, options(), [](Communicator& comm) {
     auto window = window_of(comm, 64 << 20);

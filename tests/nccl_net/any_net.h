@@ -1,4 +1,4 @@
-// NCCL's side of the net interface: any plugin, ours or a baseline's, of any version from 8 to 12,
+// NCCL's side of the net interface: any plugin, of any version from 8 to 12,
 // called as NCCL's own views of older versions call it.
 #pragma once
 

@@ -39,47 +39,6 @@ TEST_P(Contract, UnalignedPlaces) {
   }
 }
 
-TEST_P(Contract, LargeMessage) {
-  if (kSanitized && GetParam().provider == "sim") GTEST_SKIP() << "too slow with a sanitizer";
-  const size_t bytes = GetParam().provider == "sim" ? 8 << 20 : 64 << 20;
-  Lane lane(rig, bytes);
-  lane.exchange({0, bytes, 0}, 0);
-  lane.expect({0, bytes, 0}, 0);
-}
-
-TEST_P(Contract, SmallerThanTheSlot) {
-  Lane lane(rig, 10'000);
-  void* const receive = lane.receive({{0, 10'000, 0}});
-  int received = -1;
-  lane.finish(lane.send({0, 1'234, 0}), nullptr, receive, &received);
-  EXPECT_EQ(received, 1'234);
-  lane.expect({0, 1'234, 0}, 0);
-  EXPECT_EQ(lane.in.data()[1'234], std::byte{0xee});
-}
-
-// As NCCL's IB has it: what the receiver has no room for is left out.
-TEST_P(BatonNet, LargerThanTheSlot) {
-  Lane lane(rig, 10'000);
-  void* const receive = lane.receive({{100, 1'000, 0}});
-  int sent = -1, received = -1;
-  lane.finish(lane.send({0, 5'000, 0}), &sent);
-  lane.finish(receive, &received);
-  EXPECT_EQ(sent, 1'000);
-  EXPECT_EQ(received, 1'000);
-  lane.expect({100, 1'000, 0}, 0);
-  EXPECT_EQ(lane.in.data()[1'100], std::byte{0xee});
-}
-
-// NCCL posts receives ahead, and may send first: then it asks again.
-TEST_P(BatonNet, SendGivesNullUntilAReceiveIsPosted) {
-  Lane lane(rig, 4'096);
-  for (int i = 0; i < 10'000; ++i) ASSERT_EQ(lane.try_send({0, 4'096, 1}), nullptr);
-  void* const receive = lane.receive({{0, 4'096, 1}});
-  lane.finish(lane.send({0, 4'096, 1}));
-  lane.finish(receive);
-  lane.expect({0, 4'096, 1}, 0);
-}
-
 // Promise(nccl): 32 groups are in flight on a comm, and the next one is NULL, not an error | 33
 //   receives are posted, then served in order
 TEST_P(BatonNet, ThirtyTwoInFlight) {
@@ -112,33 +71,16 @@ TEST_P(BatonNet, FullGroupsInFlight) {
   lane.expect({0, 32 * 8 * 64, 0}, 0);
 }
 
-// Groups of n receives, whose tags come in every order.
-class Groups : public testing::TestWithParam<std::tuple<Setup, int>> {
- public:
-  void SetUp() override {
-    NetLog::forget();
-    rig.start(std::get<0>(GetParam()));
-  }
-  void TearDown() override { rig.stop(); }
-  NetRig rig;
-};
-INSTANTIATE_TEST_SUITE_P(Nets, Groups,
-                         testing::Combine(testing::ValuesIn(baton_setups()), testing::Range(1, 9)),
-                         [](const auto& of) {
-                           return absl::StrCat(std::get<0>(of.param).name, "_",
-                                               std::get<1>(of.param));
-                         });
-
 // Promise(nccl): Receives are grouped by up to eight, and tags find their slot in any order | every
 //   group size, tags permuted, sends smaller than, equal to and larger than their slots
-TEST_P(Groups, PermutedTags) {
-  const int n = std::get<1>(GetParam());
+TEST_P(BatonNet, PermutedTags) {
   constexpr size_t kRoom = 9'000;
   Lane lane(rig, 8 * kRoom);
-  std::mt19937 random(n);
-  std::vector<int> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  for (int round = 0; round < 12; ++round) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 96 && !HasFailure(); ++round) {
+    const int n = 1 + round % 8;
+    std::vector<int> order(n);
+    std::iota(order.begin(), order.end(), 0);
     lane.wipe();
     std::vector<Slot> slots;
     for (int i = 0; i < n; ++i) slots.push_back({i * kRoom, 8'000, 100 + i});
@@ -202,40 +144,6 @@ TEST_P(BatonNet, ATagThatNobodyHasPostedIsNull) {
   void* const other = lane.receive({{0, 1'000, 5}});
   lane.finish(lane.send({0, 1'000, 5}));
   lane.finish(other);
-}
-
-TEST_P(Contract, BothDirections) {
-  Lane there(rig, 100'000, 1), back(rig, 100'000, 2);
-  for (int round = 0; round < 20; ++round) {
-    void* const a = there.receive({{0, 100'000, 0}});
-    void* const b = back.receive({{0, 50'000, 0}});
-    void* const c = back.send({0, 50'000, 0});
-    void* const d = there.send({0, 100'000, 0});
-    back.finish(c, nullptr, b, nullptr);
-    there.finish(d, nullptr, a, nullptr);
-  }
-  there.expect({0, 100'000, 0}, 0);
-  back.expect({0, 50'000, 0}, 0);
-}
-
-// What NCCL's two progress threads do: eight steps in flight, the oldest tested.
-TEST_P(Contract, SixtyFourKibSteps) {
-  constexpr size_t kStep = 64 << 10;
-  Lane lane(rig, 16 * kStep);
-  std::vector<Slot> sends;
-  std::vector<std::vector<Slot>> receives;
-  const size_t steps = kSanitized ? 200 : 2'000;
-  for (size_t i = 0; i < steps; ++i) {
-    sends.push_back({i % 16 * kStep, kStep, 0});
-    receives.push_back({{i % 16 * kStep, kStep, 0}});
-  }
-  SendProxy sender(lane, sends);
-  ReceiveProxy receiver(lane, receives);
-  receiver.on_done = [&](size_t step, const int* sizes) {
-    ASSERT_EQ(sizes[0], static_cast<int>(kStep));
-    lane.expect({step % 16 * kStep, kStep, 0}, step % 16 * kStep);
-  };
-  run(rig, {&sender}, {&receiver});
 }
 
 TEST_P(Contract, RandomSizesInOrder) {

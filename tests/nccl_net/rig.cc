@@ -49,9 +49,8 @@ std::vector<Setup> baton_setups() {
 
 std::vector<Setup> contract_setups() {
   std::vector<Setup> setups = baton_setups();
-  setups.push_back({"socket_reference", "", 12, BATON_SOCKET_REFERENCE});
-  if (const char* baseline = std::getenv("NCCL_NET_UNDER_TEST"); baseline != nullptr) {
-    setups.push_back({"given_library", "", 0, baseline});
+  if (const char* given = std::getenv("NCCL_NET_UNDER_TEST"); given != nullptr) {
+    setups.push_back({"given_library", "", 0, given});
   }
   return setups;
 }

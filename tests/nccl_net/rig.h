@@ -21,7 +21,7 @@ struct Setup {
 };
 std::ostream& operator<<(std::ostream& out, const Setup& setup);
 std::vector<Setup> baton_setups();     // every provider, and every version
-std::vector<Setup> contract_setups();  // the reference and a baseline too
+std::vector<Setup> contract_setups();  // and what NCCL_NET_UNDER_TEST names
 std::string name_of(const testing::TestParamInfo<Setup>& info);
 
 class NetRig {

@@ -331,31 +331,22 @@ int exit_status_of(pid_t launcher) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-TEST_F(ForkRanks, RanksDieWithTheLauncher) {
-  Lifeline lifeline;
-  const pid_t launcher = launcher_of(3, lifeline, nullptr);
-  lifeline.until_written(3);
-  kill(launcher, SIGKILL);
-  EXPECT_EQ(128 + SIGKILL, exit_status_of(launcher));
-  lifeline.until_all_are_gone();  // or this never returns
-}
-
-TEST_F(ForkRanks, SignalsArePassedOn) {
-  Lifeline lifeline;
-  const pid_t launcher = launcher_of(3, lifeline, nullptr);
-  lifeline.until_written(3);
-  kill(launcher, SIGTERM);
-  EXPECT_EQ(128 + SIGTERM, exit_status_of(launcher));
-  lifeline.until_all_are_gone();
-}
-
-TEST_F(ForkRanks, RanksMayEndWellOnASignal) {
-  Lifeline lifeline;
-  const pid_t launcher = launcher_of(3, lifeline, [] { return 0; });
-  lifeline.until_written(3);
-  kill(launcher, SIGTERM);
-  EXPECT_EQ(0, exit_status_of(launcher));
-  lifeline.until_all_are_gone();
+TEST_F(ForkRanks, SignalsToTheLauncherReachItsRanks) {
+  const struct {
+    int signal;
+    int (*after_that)();
+    int status;
+  } cases[] = {{SIGKILL, nullptr, 128 + SIGKILL},
+               {SIGTERM, nullptr, 128 + SIGTERM},
+               {SIGTERM, [] { return 0; }, 0}};
+  for (const auto& [signal, after_that, status] : cases) {
+    Lifeline lifeline;
+    const pid_t launcher = launcher_of(3, lifeline, after_that);
+    lifeline.until_written(3);
+    kill(launcher, signal);
+    EXPECT_EQ(exit_status_of(launcher), status);
+    lifeline.until_all_are_gone();  // or this never returns
+  }
 }
 
 }  // namespace

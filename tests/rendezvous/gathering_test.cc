@@ -95,10 +95,16 @@ TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
 }
 
 TEST_F(GatheringTest, ALateRankHearsWhyTheFirstAttemptFailed) {
+  RankInfo twin = info(0);
+  twin.pid = 77;
+  twin.host = "elsewhere";
   join(1, info(0));
-  join(2, info(0));
-  EXPECT_THAT(message(1, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
-  EXPECT_THAT(message(2, absl::StatusCode::kInvalidArgument), HasSubstr("rank 0 came twice"));
+  join(2, twin);
+  for (uint64_t connection : {1, 2}) {
+    EXPECT_THAT(message(connection, absl::StatusCode::kInvalidArgument),
+                AllOf(HasSubstr("rank 0 came twice"), HasSubstr("100 on node"),
+                      HasSubstr("77 on elsewhere")));
+  }
   join(3, info(2), 1s, 0s);
   gathering_.expire(1s, answers_);
   EXPECT_THAT(message(3, absl::StatusCode::kDeadlineExceeded),

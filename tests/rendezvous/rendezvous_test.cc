@@ -328,22 +328,6 @@ TEST(Rendezvous, AnotherKeyIsUnauthenticatedAndHarmless) {
   expect_all_met(all);
 }
 
-TEST(Rendezvous, ARankThatCameTwiceIsToldAtBothPlaces) {
-  const auto server = serve(3);
-  RankInfo twin = info_of(1, 3);
-  twin.pid = 77;
-  twin.host = "elsewhere";
-  auto first = acceptor(*server, info_of(1, 3));
-  auto second = acceptor(*server, twin);
-  for (auto* one : {&first, &second}) {
-    const absl::Status why = one->get().status();
-    EXPECT_TRUE(absl::IsInvalidArgument(why)) << why;
-    EXPECT_THAT(std::string(why.message()),
-                AllOf(HasSubstr("rank 1 came twice"), HasSubstr("1001 on node1"),
-                      HasSubstr("77 on elsewhere")));
-  }
-}
-
 TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
   const auto server = serve(2);
   for (int time = 0; time < 3; ++time) {
