@@ -154,9 +154,8 @@ inline constexpr int kCaptureNone = 0;  // CUstreamCaptureStatus: the stream is 
 // CUmemcpySrcAccessOrder, CUmemcpyFlags
 inline constexpr int kSourceInStreamOrder = 1;
 inline constexpr unsigned kPreferOverlapWithCompute = 1;
-// CUstreamWaitValue_flags, CUstreamWriteValue_flags
+// CUstreamWaitValue_flags
 inline constexpr unsigned kWaitUntilNotBehind = 0;  // cyclically: (int64_t)(*address - value) >= 0
-inline constexpr unsigned kWriteDefault = 0;
 // CUipcMem_flags: the only one, without which nothing is opened.
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 // The second result of cuGetProcAddress: why a name was not found.

@@ -3,18 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
 namespace {
-
-constexpr size_t kLeastBlock = 512;
-constexpr size_t kLargestBlock = SIZE_MAX / 2 + 1;  // a power of two
-
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 std::string mib(size_t bytes) {
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
@@ -48,7 +42,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
     return absl::InvalidArgumentError(
         absl::StrFormat("a slab of %u bytes of device memory cannot be made", bytes));
   }
-  slab->size_ = round_up(bytes, granularity);
+  slab->size_ = (bytes + granularity - 1) / granularity * granularity;
   status = slab->map(properties);
   // Some drivers (WSL's) say that they have memory for adapters, and then give no process access to
   // it.
@@ -91,63 +85,6 @@ DeviceSlab::~DeviceSlab() {
   if (mapped_) driver.cuMemUnmap(base_, size_);
   if (base_ != 0) driver.cuMemAddressFree(base_, size_);
   if (created_) driver.cuMemRelease(handle_);
-}
-
-absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
-  if (const size_t most = std::min(options_.limit_bytes, kLargestBlock);
-      bytes == 0 || bytes > most) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("a block of %u bytes of device memory: the pool may have %u", bytes, most));
-  }
-  const size_t size = std::bit_ceil(std::max(bytes, kLeastBlock));
-  if (auto& free = free_[size]; !free.empty()) {
-    const DeviceBlock block = free.back();
-    free.pop_back();
-    taken_[block.span.data] = block;
-    return block;
-  }
-  absl::StatusOr<uint32_t> index = slab_with(size);
-  if (!index.ok()) return index.status();
-  Slab& slab = slabs_[*index];
-  // Sizes are powers of two, so a multiple of the size is as aligned as the slab allows.
-  slab.used = round_up(slab.used, size);
-  const DeviceBlock block{{slab.memory->span().data + slab.used, size}, *index};
-  slab.used += size;
-  taken_[block.span.data] = block;
-  return block;
-}
-
-absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
-  for (size_t i = slabs_.size(); i-- > 0;) {
-    const size_t size = slabs_[i].memory->span().size;
-    const size_t from = round_up(slabs_[i].used, bytes);
-    if (from <= size && size - from >= bytes) return static_cast<uint32_t>(i);
-  }
-  const size_t left = options_.limit_bytes - std::min(options_.limit_bytes, total_);
-  const size_t want = std::max(bytes, std::min(options_.slab_bytes, left));
-  if (want > left) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("a block of %s of device memory: the pool has %s and may have %s in all",
-                        mib(bytes), mib(total_), mib(options_.limit_bytes)));
-  }
-  auto slab = DeviceSlab::create(device_, want, options_.slabs);
-  if (!slab.ok()) return slab.status();
-  total_ += (*slab)->span().size;
-  slabs_.push_back({*std::move(slab)});
-  return static_cast<uint32_t>(slabs_.size() - 1);
-}
-
-absl::Status DevicePool::free(const DeviceBlock& block) {
-  const auto taken = taken_.find(block.span.data);
-  if (taken == taken_.end() || taken->second.span.size != block.span.size ||
-      taken->second.slab != block.slab) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "freeing %u bytes of device memory at %#x: not a block of this pool, or already freed",
-        block.span.size, block.span.data));
-  }
-  taken_.erase(taken);
-  free_[block.span.size].push_back(block);
-  return absl::OkStatus();
 }
 
 absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer) {

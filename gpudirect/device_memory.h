@@ -1,8 +1,7 @@
-// Memory of a CUDA device: slabs of our own, blocks of them, and what can be said of anybody's.
+// Memory of a CUDA device: slabs of our own, and what can be said of anybody's.
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -49,48 +48,6 @@ class DeviceSlab {
   bool mapped_ = false;
   bool rdma_ = false;
   bool shareable_ = false;
-};
-
-struct DevicePoolOptions {
-  size_t slab_bytes = 64 << 20;   // a block larger than this gets a slab of its own
-  size_t limit_bytes = SIZE_MAX;  // of all slabs together, but for the granule of the last one
-  SlabOptions slabs;
-};
-
-// A block of a pool. It names its slab so that a caller can register each slab once.
-struct DeviceBlock {
-  DeviceSpan span;
-  uint32_t slab = 0;
-};
-
-// Blocks in powers of two from 512 bytes on, aligned to their size up to the slab's granularity.
-// Not thread-safe. Slabs stay until the pool ends; `device` outlives it.
-class DevicePool {
- public:
-  explicit DevicePool(const Device& device, DevicePoolOptions options = {})
-      : device_(device), options_(options) {}
-
-  // ResourceExhausted at the limit, or when the device has no memory left.
-  absl::StatusOr<DeviceBlock> allocate(size_t bytes);
-  // InvalidArgument for what is no block of this pool, or was freed before.
-  absl::Status free(const DeviceBlock& block);
-
-  size_t slab_count() const { return slabs_.size(); }
-  const DeviceSlab& slab(uint32_t index) const { return *slabs_[index].memory; }
-
- private:
-  struct Slab {
-    std::unique_ptr<DeviceSlab> memory;
-    size_t used = 0;  // handed out so far, from the front
-  };
-  absl::StatusOr<uint32_t> slab_with(size_t bytes);
-
-  const Device& device_;
-  DevicePoolOptions options_;
-  std::vector<Slab> slabs_;
-  std::map<size_t, std::vector<DeviceBlock>> free_;  // by size
-  std::map<DevicePointer, DeviceBlock> taken_;       // by address
-  size_t total_ = 0;
 };
 
 // The driver's facts about an address.

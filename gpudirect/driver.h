@@ -57,7 +57,6 @@ namespace baton::gpudirect {
   F(cuMemHostUnregister, 4000, (void* data))                                                      \
   F(cuMemcpyAsync, 4000, (DevicePointer to, DevicePointer from, size_t bytes, Stream stream))     \
   F(cuMemcpy2DAsync, 3020, (const PlaneCopy* copy, Stream stream))                                \
-  F(cuStreamWaitEvent, 3020, (Stream stream, Event event, unsigned flags))                        \
   F(cuStreamCreateWithPriority, 5050, (Stream * stream, unsigned flags, int priority))            \
   F(cuStreamDestroy, 4000, (Stream stream))                                                       \
   F(cuStreamQuery, 2000, (Stream stream))                                                         \
@@ -91,8 +90,6 @@ namespace baton::gpudirect {
      BatchAttributes * attributes, size_t * first_of_attributes, size_t attribute_count,  \
      Stream stream))                                                                      \
   F(cuStreamWaitValue64, 11070,                                                           \
-    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
-  F(cuStreamWriteValue64, 11070,                                                          \
     (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
   F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                           \
   F(cuStreamBeginCapture, 10010, (Stream stream, int mode))                               \

@@ -20,23 +20,6 @@ std::optional<int> DeviceFacts::value(DeviceAttribute attribute) const {
   return std::nullopt;
 }
 
-std::string DeviceFacts::text() const {
-  std::string out =
-      absl::StrFormat("CUDA device %d: %s, %s, %.1f GiB, driver for CUDA %d.%d", ordinal, name, pci,
-                      static_cast<double>(memory_bytes) / (1 << 30), driver_version / 1000,
-                      driver_version % 1000 / 10);
-  for (size_t i = 0; i < kFactNames.size(); ++i) {
-    absl::StrAppend(&out, ", ", kFactNames[i].name, " ");
-    if (values[i].has_value()) {
-      absl::StrAppend(&out, *values[i]);
-    } else {
-      out += "unknown";
-    }
-  }
-  absl::StrAppend(&out, ", writes of adapters are ", words(flush_policy(*this)));
-  return out;
-}
-
 std::string DeviceFacts::json() const {
   std::string out = absl::StrFormat(
       R"({"ordinal": %d, "name": "%s", "pci": "%s", "memory_bytes": %u, "driver_version": %d)",

@@ -54,8 +54,6 @@ struct DeviceFacts {
 
   std::optional<int> value(DeviceAttribute attribute) const;
   bool has(DeviceAttribute attribute) const { return value(attribute).value_or(0) != 0; }
-  // "CUDA device 0: NVIDIA H100 80GB HBM3, 0000:1b:00.0, compute capability 9.0, ..."
-  std::string text() const;
   // {"ordinal": 0, "name": "NVIDIA H100 80GB HBM3", ..., "dma_buf": 1, ...}, in one line; null for
   // what is unknown.
   std::string json() const;

@@ -1,7 +1,6 @@
 // Gates between transfers and streams: events one way, words that a stream waits for the other.
 #include "gpudirect/stream_gates.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -267,24 +266,6 @@ absl::Status StreamGates::close(GateId id) {
   (*gate)->taken = false;
   (*gate)->passing = (*gate)->holds;
   return absl::OkStatus();
-}
-
-size_t StreamGates::expire(Time now) {
-  size_t ended = 0;
-  for (Gate& gate : gates_) {
-    if (!gate.taken || gate.state != GateState::kWaiting || now < gate.deadline) continue;
-    end(gate, GateState::kDeadline);
-    ++ended;
-  }
-  return ended;
-}
-
-Time StreamGates::next_deadline() const {
-  Time next = kNever;
-  for (const Gate& gate : gates_) {
-    if (gate.taken && gate.state == GateState::kWaiting) next = std::min(next, gate.deadline);
-  }
-  return next;
 }
 
 }  // namespace baton::gpudirect

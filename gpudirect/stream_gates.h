@@ -75,7 +75,8 @@ class StreamGates {
   // The stream waits here, from now on. InvalidArgument for the device's streams for copies.
   absl::StatusOr<Hold> hold(Stream stream, Time deadline);
 
-  // A query of the driver at most. NotFound for a gate that was closed.
+  // A query of the driver at most; ends a gate that is past its deadline. NotFound for a gate that
+  // was closed.
   absl::StatusOr<GateState> poll(GateId id, Time now);
   // Why the driver could not tell poll() how far the stream is: its words. OK: it could.
   absl::Status failure(GateId id) const;
@@ -85,11 +86,6 @@ class StreamGates {
   // A gate that still waits is aborted. What holds a stream is used again when the stream has
   // passed.
   absl::Status close(GateId id);
-
-  // Ends what is past its deadline, and says how many. For the progress loop, which may sleep until
-  // next_deadline(); kNever: nothing waits.
-  size_t expire(Time now);
-  Time next_deadline() const;
 
  private:
   // Host memory that the device reads; a line of its own, so that polling does not slow others.

@@ -30,22 +30,23 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
-// The driver hides memory of cudaMalloc from other devices' kernels, unless the
-// application enables access for a whole context. Copies do not need that.
-bool own_kernels(const Device& device, int from) { return from == device.ordinal(); }
-
-class OwnAllocation final : public internal::PeerMapping {
+// An allocation of cudaMalloc, of this process or opened by its handle.
+class Malloced : public internal::PeerMapping {
  public:
-  OwnAllocation(const Device& device, DevicePointer at, size_t bytes)
+  Malloced(const Device& device, DevicePointer at, size_t bytes)
       : device_(device), at_(at), bytes_(bytes) {}
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
   int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
-  bool reached_by_kernels(int device) const override { return own_kernels(device_, device); }
+  // The driver hides memory of cudaMalloc from other devices' kernels, unless the application
+  // enables access for a whole context. Copies do not need that.
+  bool reached_by_kernels(int device) const override { return device == device_.ordinal(); }
+
+ protected:
+  const Device& device_;
 
  private:
-  const Device& device_;
   const DevicePointer at_;
   const size_t bytes_;
 };
@@ -85,23 +86,15 @@ absl::StatusOr<DeviceExport> export_handle(const Device& device, DevicePointer a
                       .handle = handle.bytes};
 }
 
-class IpcHandles::Mapping final : public internal::PeerMapping {
+class IpcHandles::Mapping final : public Malloced {
  public:
   Mapping(IpcHandles& handles, const Device& device, Key key, DevicePointer at, size_t bytes)
-      : handles_(handles), device_(device), key_(key), at_(at), bytes_(bytes) {}
+      : Malloced(device, at, bytes), handles_(handles), key_(key) {}
   ~Mapping() override { handles_.unmap(device_, key_); }
-  std::byte* data() const override { return pointer_of<std::byte>(at_); }
-  size_t size() const override { return bytes_; }
-  int device() const override { return device_.ordinal(); }
-  absl::Status reached_by(int device) const override { return reached(device_, device); }
-  bool reached_by_kernels(int device) const override { return own_kernels(device_, device); }
 
  private:
   IpcHandles& handles_;
-  const Device& device_;
   const Key key_;
-  const DevicePointer at_;
-  const size_t bytes_;
 };
 
 absl::StatusOr<std::unique_ptr<internal::PeerMapping>> IpcHandles::map(const Device& device,
@@ -167,7 +160,7 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> own_allocation(const Devi
     return absl::NotFoundError(
         "no CUDA IPC: memory that a worker of this process registered was freed");
   }
-  return std::make_unique<OwnAllocation>(device, at, memory.bytes);
+  return std::make_unique<Malloced>(device, at, memory.bytes);
 }
 
 }  // namespace baton::gpudirect

@@ -102,14 +102,23 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
   return MemoryPlace{MemoryKind::kDevice, facts->ordinal};
 }
 
-absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) const {
+absl::StatusOr<const Device*> CudaMemory::owner_of(const void* data, const char* lacking,
+                                                   PointerFacts* out) const {
   const Driver* const driver = find_();
-  if (driver == nullptr) return absl::UnavailableError("no dma-buf: there is no CUDA driver");
-  absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (driver == nullptr) {
+    return absl::UnavailableError(absl::StrCat(lacking, "there is no CUDA driver"));
+  }
+  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
   if (!facts.ok()) return facts.status();
-  absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  if (out != nullptr) *out = *facts;
+  return device_of(*driver, facts->ordinal);
+}
+
+absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) const {
+  const absl::StatusOr<const Device*> device = owner_of(data, "no dma-buf: ");
   if (!device.ok()) return device.status();
-  if (absl::Status status = reachable_by_adapters(*driver, (*device)->facts()); !status.ok()) {
+  const Driver& driver = (*device)->driver();
+  if (absl::Status status = reachable_by_adapters(driver, (*device)->facts()); !status.ok()) {
     return status;
   }
   const auto page = static_cast<DevicePointer>(sysconf(_SC_PAGESIZE));
@@ -118,39 +127,32 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
   int fd = -1;
   const Device::Current current(**device);
   if (!current.status().ok()) return current.status();
-  const absl::Status status = (*device)->check(
-      driver->cuMemGetHandleForAddressRange(&fd, begin, end - begin, kDmaBufFd, 0),
-      absl::StrFormat("no dma-buf: exporting %u bytes of CUDA device %d", size, facts->ordinal));
+  const absl::Status status =
+      (*device)->check(driver.cuMemGetHandleForAddressRange(&fd, begin, end - begin, kDmaBufFd, 0),
+                       absl::StrFormat("no dma-buf: exporting %u bytes of CUDA device %d", size,
+                                       (*device)->ordinal()));
   if (!status.ok()) return status;
   return BackingFile{fd, static_cast<size_t>(address(data) - begin), true};
 }
 
 absl::Status CudaMemory::by_address(const void* data, bool now) const {
-  const Driver* const driver = find_();
-  if (driver == nullptr)
-    return absl::UnavailableError("no nvidia-peermem: there is no CUDA driver");
-  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
-  if (!facts.ok()) return facts.status();
-  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  const absl::StatusOr<const Device*> device = owner_of(data, "no nvidia-peermem: ");
   if (!device.ok()) return device.status();
+  const Driver& driver = (*device)->driver();
   absl::Status status =
-      reachable_by_address(*driver, (*device)->facts(), peermem_loaded(options_.root));
+      reachable_by_address(driver, (*device)->facts(), peermem_loaded(options_.root));
   if (!status.ok() || !now) return status;
   // With this attribute, adapters see what kernels or plain copies wrote before.
   const unsigned on = 1;
   const Device::Current current(**device);
   if (!current.status().ok()) return current.status();
-  return (*device)->check(driver->cuPointerSetAttribute(&on, kPointerSyncMemops, address(data)),
+  return (*device)->check(driver.cuPointerSetAttribute(&on, kPointerSyncMemops, address(data)),
                           absl::StrCat("no nvidia-peermem: making copies on CUDA device ",
-                                       facts->ordinal, " end before adapters read"));
+                                       (*device)->ordinal(), " end before adapters read"));
 }
 
 absl::Status CudaMemory::look(const void* data, absl::Span<std::byte> to) const {
-  const Driver* const driver = find_();
-  if (driver == nullptr) return absl::UnavailableError("there is no CUDA driver");
-  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
-  if (!facts.ok()) return facts.status();
-  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  const absl::StatusOr<const Device*> device = owner_of(data, "");
   if (!device.ok()) return device.status();
   const auto ring = PinnedRing::create(**device, (to.size() + 4095) / 4096 * 4096);
   if (!ring.ok()) return ring.status();
@@ -228,14 +230,11 @@ CopyMeans CudaMemory::means_of(const Device& device) const {
 }
 
 absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t size) const {
-  const Driver* const driver = find_();
-  if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
-  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
-  if (!facts.ok()) return facts.status();
-  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  PointerFacts facts;
+  const absl::StatusOr<const Device*> device = owner_of(data, "no CUDA IPC: ", &facts);
   if (!device.ok()) return device.status();
-  if (facts->has_handle) return export_handle(**device, address(data), size, *facts);
-  return export_allocation(**device, address(data), *facts);
+  if (facts.has_handle) return export_handle(**device, address(data), size, facts);
+  return export_allocation(**device, address(data), facts);
 }
 
 absl::Status CudaMemory::may_map(const DeviceExport& memory) const {

@@ -50,16 +50,10 @@ TEST(DriverTable, AnOldDriverIsRefusedWithWhatItLacks) {
                     HasSubstr("11.3 or newer")));
 }
 
-TEST(DriverTable, AMissingEntryIsNamed) {
-  FakeDriver fake({.missing = {"cuStreamQuery"}});
-  EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())), HasSubstr("cuStreamQuery"));
-}
-
-TEST(DriverTable, AnOptionalEntryMayBeMissing) {
-  FakeDriver fake({.version = 11050});
-  const auto driver = load_driver(FakeDriver::get_proc_address());
-  ASSERT_TRUE(driver.ok()) << driver.status();
-  EXPECT_EQ(driver->cuMemGetHandleForAddressRange, nullptr);
+TEST(DriverTable, MissingEntriesAreNamed) {
+  FakeDriver fake({.missing = {"cuMemCreate", "cuEventQuery"}});
+  EXPECT_THAT(refusal(load_driver(FakeDriver::get_proc_address())),
+              HasSubstr("lacks cuMemCreate, cuEventQuery"));
 }
 
 TEST(DriverTable, NoDeviceAndABrokenDriverHaveTheirRemedies) {

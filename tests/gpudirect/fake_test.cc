@@ -142,6 +142,8 @@ TEST_F(FakeTest, WhatIsLeftBehind) {
   EXPECT_THAT(fake_->finish(), Contains(HasSubstr("left current")));
 }
 
+// Promise(devices): Mistakes in how the driver is called are noticed without a GPU | the fake
+//   driver's rules, each of which tests break on purpose
 TEST_F(FakeTest, MemoryCallsInTheWrongOrderOrSize) {
   open();
   AllocationProperties properties;

@@ -1,17 +1,13 @@
 // Devices that may see late what an adapter has written: nobody is told of bytes that they do not
 // see yet.
-#include "gpudirect/contract/memory_place.h"
 #include "gpudirect/facts.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/device_verbs.h"
 #include "tests/test.h"
-#include "tests/verbs/verbs_pair.h"
 
 namespace baton {
 namespace {
 
 using gpudirect::FlushPolicy;
-using ::testing::IsEmpty;
 
 FlushPolicy policy(std::optional<int> ordering, std::optional<int> options) {
   gpudirect::DeviceFacts facts;
@@ -35,43 +31,21 @@ TEST(FlushPolicyTest, FollowsWhatTheDeviceSaysOfItself) {
 }
 
 // A device behind an adapter whose writes land when they are flushed, or some time.
-class LateWrites : public testing::Test {
+class LateWrites : public DeviceVerbs {
  protected:
-  static constexpr size_t kBytes = VerbsPair::kBytes;
-
   void start(gpudirect::Attributes attributes, uint32_t seed, size_t adapters = 1) {
-    gpu_ = std::make_unique<gpudirect::FakeDriver>(
-        gpudirect::FakeOptions{.seed = seed, .attributes = std::move(attributes)});
-    driver_ = gpudirect::FakeDriver::driver();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
-                                                      gpudirect::options_of_this_test());
-    internal::use_device_memory(memory_.get());
+    use_device({.seed = seed, .attributes = std::move(attributes)},
+               gpudirect::options_of_this_test());
     pair_ = std::make_unique<VerbsPair>(FakeOptions{.devices = adapters, .late_writes = seed});
     gpu_->on_flush([fake = &*pair_->fake] { fake->land_writes(); });
-    pair_->connect();
-    near_ = gpu_->allocate(kBytes);
-    far_ = gpu_->allocate(kBytes);
-    const auto near =
-        pair_->a.worker->register_memory(reinterpret_cast<void*>(uintptr_t{near_}), kBytes);
-    const auto far =
-        pair_->b.worker->register_memory(reinterpret_cast<void*>(uintptr_t{far_}), kBytes);
+    connect();
+    const auto near = give(pair_->a, near_), far = give(pair_->b, far_);
     ASSERT_TRUE(near.ok()) << near.status();
     ASSERT_TRUE(far.ok()) << far.status();
     near_region_ = *near;
     far_region_ = *pair_->b.worker->remote_region(*far);
     counter_ = *pair_->b.worker->allocate_counter();
   }
-  void TearDown() override {
-    pair_.reset();
-    internal::use_device_memory(nullptr);
-    memory_.reset();
-    gpu_->on_flush(nullptr);
-    gpu_->free(near_);
-    gpu_->free(far_);
-    EXPECT_THAT(gpu_->finish(), IsEmpty());
-    gpu_.reset();
-  }
-
   // One transfer to a device, and whether the device saw old bytes when its end was told: by a
   // counter, by a notification, or, of a read, by its end.
   bool stale(std::mt19937& random) {
@@ -113,12 +87,6 @@ class LateWrites : public testing::Test {
     return out;
   }
 
-  std::unique_ptr<gpudirect::FakeDriver> gpu_;
-  gpudirect::Driver driver_;
-  std::unique_ptr<gpudirect::CudaMemory> memory_;
-  std::unique_ptr<VerbsPair> pair_;
-  gpudirect::DevicePointer near_ = 0;
-  gpudirect::DevicePointer far_ = 0;
   MemoryRegion near_region_;
   RemoteRegion far_region_;
   CounterId counter_;

@@ -77,27 +77,6 @@ TEST_F(LauncherTest, AnIllegalAddressLosesTheDevice) {
   EXPECT_EQ(device_->alive().code(), absl::StatusCode::kAborted);
 }
 
-TEST_F(LauncherTest, HostMemoryOnlyWhereItIsRegistered) {
-  const DevicePointer memory = fake_.allocate(2 << 20);
-  std::vector<float> host(64, 1.0f);
-  const auto at = static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(host.data()));
-  {
-    const Device::Current current(*device_);
-    ASSERT_EQ(device_->driver().cuMemHostRegister(host.data(), 256, kHostPortable), kSuccess);
-  }
-  ASSERT_TRUE(add_twice(memory, at, 64).ok());
-  fake_.run_all();
-  EXPECT_THAT(fake_.violations(), IsEmpty());
-  EXPECT_EQ(read(memory, 64), std::vector<float>(64, 2.0f));
-  {
-    const Device::Current current(*device_);
-    ASSERT_EQ(device_->driver().cuMemHostUnregister(host.data()), kSuccess);
-  }
-  ASSERT_TRUE(add_twice(memory, at, 64).ok());
-  fake_.run_all();
-  EXPECT_THAT(fake_.violations(), Contains(HasSubstr("a load")));
-}
-
 TEST_F(LauncherTest, LoadingWhileAKernelRunsIsAViolation) {
   const DevicePointer memory = fake_.allocate(2 << 20);
   ASSERT_TRUE(add_twice(memory, memory, 8).ok());

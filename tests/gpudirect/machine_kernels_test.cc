@@ -1,5 +1,4 @@
 // The kernels on this machine's GPU: to the bit as their emulation, and their times.
-#include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
 #include "tests/test.h"
@@ -27,23 +26,6 @@ TEST_F(KernelsOnThisMachine, Times) {
   const auto rows = time_kernels(**rig, *launcher_, 512 << 20, 20, blas.ok() ? *blas : nullptr);
   ASSERT_TRUE(rows.ok()) << rows.status();
   for (const KernelRow& row : *rows) std::printf("row %s\n", json_of(row).c_str());
-}
-
-// What each way costs here.
-TEST_F(KernelsOnThisMachine, WaysToCopyPages) {
-  auto copier = Copier::open(*device_, launcher_.get(), device_->stream(Direction::kToHost));
-  ASSERT_TRUE(copier.ok()) << copier.status();
-  ASSERT_TRUE((*copier)->measure().ok());
-  for (const CopyRoute route : {CopyRoute::kToHost, CopyRoute::kToDevice, CopyRoute::kOnDevice}) {
-    for (const size_t size : {1024u, 4096u, 16384u, 65536u}) {
-      std::vector<CopyPiece> pieces;
-      for (size_t i = 0; i < 1024; ++i) pieces.push_back({i * 2 * size, i * size, size});
-      if (route == CopyRoute::kToDevice) {
-        for (CopyPiece& piece : pieces) std::swap(piece.from, piece.to);
-      }
-      std::printf("%s\n", (*copier)->explain(route, pieces).c_str());
-    }
-  }
 }
 
 }  // namespace

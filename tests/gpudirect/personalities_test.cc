@@ -103,19 +103,5 @@ TEST(LackingDrivers, MemoryIsCreatedWithoutRdmaWhereTheDriverLacksIt) {
   fake.expect_clean();
 }
 
-// A driver that is too old is none: one line that says what is missing, and no word of it
-// elsewhere.
-TEST(LackingDrivers, ADriverWithoutARequiredFunctionIsRefused) {
-  gpudirect::FakeDriver fake({.missing = {"cuMemCreate", "cuEventQuery"}});
-  const auto driver = gpudirect::load_driver(gpudirect::FakeDriver::get_proc_address());
-  EXPECT_EQ(driver.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(
-      std::string(driver.status().message()),
-      testing::AllOf(HasSubstr("lacks cuMemCreate, cuEventQuery"), testing::Not(HasSubstr("\n"))));
-  const gpudirect::CudaMemory memory([] { return nullptr; });
-  std::byte byte{};
-  EXPECT_EQ(memory.place(&byte, 1)->kind, MemoryKind::kHost);
-}
-
 }  // namespace
 }  // namespace baton

@@ -127,18 +127,6 @@ TEST(Place, ADmaBufIsOfTheWholePagesAround) {
   machine.fake.free(at);
 }
 
-TEST(Place, WithoutDmaBufsTheReasonIsSaid) {
-  const auto reason = [](FakeOptions options) {
-    Machine machine(std::move(options));
-    const DevicePointer at = machine.fake.allocate(kMiB);
-    const absl::Status status = machine.memory->dma_buf(Machine::address(at), kMiB).status();
-    machine.fake.free(at);
-    return std::string(status.message());
-  };
-  EXPECT_THAT(reason({.attributes = without_dma_buf()}), HasSubstr("open kernel module"));
-  EXPECT_THAT(reason({.version = 11050}), HasSubstr("older than 11.7"));
-}
-
 TEST(Place, AFailingDriverFailsTheRegistrationAndNothingElse) {
   Machine machine;
   const DevicePointer at = machine.fake.allocate(kMiB);

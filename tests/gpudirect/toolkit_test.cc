@@ -156,8 +156,7 @@ static_assert(equal(kPointerHasIpcHandle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IP
               equal(kIpcLazyPeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) &&
               equal(kMapFailed, CUDA_ERROR_MAP_FAILED));
 static_assert(equal(kMemoryTypeUnified, CU_MEMORYTYPE_UNIFIED) &&
-              equal(kWaitUntilNotBehind, CU_STREAM_WAIT_VALUE_GEQ) &&
-              equal(kWriteDefault, CU_STREAM_WRITE_VALUE_DEFAULT));
+              equal(kWaitUntilNotBehind, CU_STREAM_WAIT_VALUE_GEQ));
 static_assert(equal(kOrderedForNobody, CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE) &&
               equal(kOrderedForOwner, CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) &&
               equal(kOrderedForOwner, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) &&

@@ -1,11 +1,8 @@
 // Device memory over verbs: recognised, registered through a dma-buf or by its address, proved, and
 // moved by the adapter alone.
-#include "gpudirect/contract/memory_place.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/device_verbs.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
-#include "tests/verbs/verbs_pair.h"
 #include "verbs/device/locality.h"
 
 namespace baton {
@@ -13,19 +10,13 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
-class DeviceMemoryOverVerbs : public testing::Test {
+class DeviceMemoryOverVerbs : public DeviceVerbs {
  protected:
-  static constexpr size_t kBytes = VerbsPair::kBytes;
-
   void start(gpudirect::FakeOptions options = {}, FakeOptions adapters = {}) {
-    gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
-    driver_ = gpudirect::FakeDriver::driver();
     gpudirect::CudaMemory::Options how = gpudirect::options_of_this_test();
     if (machine_.has_value()) how.root = machine_->path();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; }, std::move(how));
-    internal::use_device_memory(memory_.get());
+    use_device(std::move(options), std::move(how));
     if (machine_.has_value()) {
       adapters.peer_memory = [this](const void* address, size_t bytes, uint64_t* offset) {
         return gpu_->descriptor_for_adapters(address, bytes, offset);
@@ -33,23 +24,7 @@ class DeviceMemoryOverVerbs : public testing::Test {
       locality_ = verbs::Locality::from_sysfs(machine_->path());
     }
     pair_ = std::make_unique<VerbsPair>(std::move(adapters), settings_, locality_);
-    pair_->connect();
-    near_ = gpu_->allocate(kBytes);
-    far_ = gpu_->allocate(kBytes);
-  }
-  void TearDown() override {
-    if (pair_ == nullptr) return;
-    pair_.reset();
-    internal::use_device_memory(nullptr);
-    memory_.reset();
-    gpu_->free(near_);
-    gpu_->free(far_);
-    EXPECT_THAT(gpu_->finish(), IsEmpty());
-    gpu_.reset();
-  }
-  static absl::StatusOr<MemoryRegion> give(VerbsPair::Side& side, gpudirect::DevicePointer at,
-                                           size_t bytes = kBytes) {
-    return side.worker->register_memory(reinterpret_cast<void*>(uintptr_t{at}), bytes);
+    connect();
   }
   // Both ends register, and a write from one to the other is right. The request is for more.
   void write_across(TransferRequest& request) {
@@ -105,15 +80,16 @@ class DeviceMemoryOverVerbs : public testing::Test {
     return {reinterpret_cast<const char*>(pair_->a.memory.data()), kBytes};
   }
 
-  std::unique_ptr<gpudirect::FakeDriver> gpu_;
-  gpudirect::Driver driver_;
-  std::unique_ptr<gpudirect::CudaMemory> memory_;
+  // The next case is on a machine without the module.
+  void end_case() {
+    TearDown();
+    machine_.reset();
+    locality_.reset();
+  }
+
   std::optional<TemporaryFolder> machine_;
   std::shared_ptr<const verbs::Locality> locality_;
   VerbsPair::Settings settings_;
-  std::unique_ptr<VerbsPair> pair_;
-  gpudirect::DevicePointer near_ = 0;
-  gpudirect::DevicePointer far_ = 0;
 };
 
 TEST_F(DeviceMemoryOverVerbs, MovesBothWaysWithEitherSideOnADevice) {
@@ -177,65 +153,50 @@ TEST_F(DeviceMemoryOverVerbs, APartInsideAnAllocationKeepsItsBounds) {
               before.substr(0, kAt) + sent.substr(0, 1000) + before.substr(kAt + 1000));
 }
 
-// Nor through an adapter that takes none: then it is staged, and explain() says why.
-TEST_F(DeviceMemoryOverVerbs, WithoutADmaBufItIsStagedAndTheReasonIsSaid) {
-  start({.attributes = gpudirect::without_dma_buf()});
-  check_staged("CUDA device 0 exports none");
+TEST_F(DeviceMemoryOverVerbs, WhereNoWayReachesItItIsStagedAndTheReasonIsSaid) {
+  gpudirect::Attributes late = gpudirect::unordered_writes();
+  late[gpudirect::kRdmaFlushWritesOptions] = 2;  // by streams alone
+  gpudirect::Attributes closed = gpudirect::without_dma_buf();
+  closed[gpudirect::kRdmaSupported] = 0;
+  struct Case {
+    const char* said;
+    gpudirect::FakeOptions device;
+    FakeOptions adapters;
+    bool module = false;
+  };
+  for (const Case& each :
+       {Case{"CUDA device 0 exports none", {.attributes = gpudirect::without_dma_buf()}},
+        {"modprobe nvidia-peermem", {.attributes = gpudirect::without_dma_buf()}},
+        {"offers no flush to the host", {.attributes = late}},
+        {"BAR1", {}, {.window_bytes = kBytes / 2}},
+        {"no dma-buf", {}, {.dma_buf = false}},
+        {"does not let adapters access its memory", {.attributes = closed}, {}, true}}) {
+    SCOPED_TRACE(each.said);
+    if (each.module) with_peermem();
+    start(each.device, each.adapters);
+    check_staged(each.said);
+    // Registered memory of the host is not what there is too little of.
+    EXPECT_THAT(pair_->a.worker->explain(pair_->a.peer), testing::Not(HasSubstr("MEMLOCK")));
+    end_case();
+  }
 }
 
-// What an adapter writes there might be seen late, and nothing could be done about it.
-TEST_F(DeviceMemoryOverVerbs, WithoutOrderAndWithoutAFlushItIsStaged) {
-  gpudirect::Attributes device = gpudirect::unordered_writes();
-  device[gpudirect::kRdmaFlushWritesOptions] = 2;  // by streams alone
-  start({.attributes = device});
-  check_staged("offers no flush to the host");
-}
-
-// Registered memory of the host is not what there is too little of.
-TEST_F(DeviceMemoryOverVerbs, WhereTheWindowIsTooSmallItIsStagedAndTheReasonIsSaid) {
-  start({}, {.window_bytes = kBytes / 2});
-  check_staged("BAR1");
-  const std::string text = pair_->a.worker->explain(pair_->a.peer);
-  EXPECT_THAT(text, testing::Not(HasSubstr("MEMLOCK")));
-}
-
-TEST_F(DeviceMemoryOverVerbs, WhereTheAdapterTakesNoDmaBufItIsStagedAndTheReasonIsSaid) {
-  start({}, {.dma_buf = false});
-  check_staged("no dma-buf");
-}
-
+// With the module, where there is no dma-buf on either side; which comes first where there is.
 TEST_F(DeviceMemoryOverVerbs, WithoutADmaBufItIsGivenByItsAddress) {
-  with_peermem();
-  start({.attributes = gpudirect::without_dma_buf()});
-  check_direct("1 of CUDA device 0 by nvidia-peermem");
-  EXPECT_GE(pair_->fake->stats().by_address, 2u);
-}
-
-TEST_F(DeviceMemoryOverVerbs, WhereTheAdapterTakesNoDmaBufItIsGivenByItsAddress) {
-  with_peermem();
-  start({}, {.dma_buf = false});
-  check_direct("1 of CUDA device 0 by nvidia-peermem");
-}
-
-TEST_F(DeviceMemoryOverVerbs, ADmaBufComesFirst) {
-  with_peermem();
-  start();
-  check_direct("1 of CUDA device 0 by dma-buf");
-  EXPECT_EQ(pair_->fake->stats().by_address, 0u);
-}
-
-// Neither: each has its reason.
-TEST_F(DeviceMemoryOverVerbs, WithoutTheModuleTheReasonIsSaid) {
-  start({.attributes = gpudirect::without_dma_buf()});
-  check_staged("modprobe nvidia-peermem");
-}
-
-TEST_F(DeviceMemoryOverVerbs, ADeviceThatLetsNoAdapterAtItsMemoryIsStaged) {
-  with_peermem();
-  gpudirect::Attributes device = gpudirect::without_dma_buf();
-  device[gpudirect::kRdmaSupported] = 0;
-  start({.attributes = device});
-  check_staged("does not let adapters access its memory");
+  struct Case {
+    const char* said;
+    gpudirect::FakeOptions device;
+    FakeOptions adapters;
+  };
+  for (const Case& each : {Case{"by nvidia-peermem", {.attributes = gpudirect::without_dma_buf()}},
+                           {"by nvidia-peermem", {}, {.dma_buf = false}},
+                           {"by dma-buf"}}) {
+    with_peermem();
+    start(each.device, each.adapters);
+    check_direct(absl::StrCat("1 of CUDA device 0 ", each.said));
+    EXPECT_EQ(pair_->fake->stats().by_address >= 2, each.said != std::string_view("by dma-buf"));
+    end_case();
+  }
 }
 
 // A registration that succeeds and lies is found out, and the next way is tried.
@@ -261,11 +222,8 @@ TEST_F(DeviceMemoryOverVerbs, ARegistrationThatLiesIsNotUsed) {
     TearDown();
     start({}, {.dma_buf_worth = each.worth, .address_worth = each.worth});
     check_staged("by nvidia-peermem");
-    TearDown();
-    machine_.reset();
-    locality_.reset();
+    end_case();
   }
-  start();
 }
 
 // Nobody but the owner writes to memory that is registered.

@@ -1,7 +1,6 @@
 // Agents whose memory is of devices, on one side or both, over every way that it takes: every byte
 // is where it should be and no other has changed; fences and ends are those of host memory.
 #include "tests/gpudirect/agents/device_agents.h"
-#include "tests/sanitized.h"
 #include "tests/std.h"
 #include "tests/test.h"
 
@@ -160,6 +159,10 @@ TEST_P(DeviceAgents, ReleaseFencesWhatRuns) {
       }
       ASSERT_TRUE(a_->abort(*write).ok());
       run_agents(*a_, *b_, [&] { return *a_->state(*write) != AgentTransferState::kRunning; });
+      if (rounds == 0) {
+        EXPECT_TRUE(absl::IsCancelled(a_->status(*write))) << a_->status(*write);
+        ASSERT_TRUE(run(*write).ok()) << "it may be posted again: " << a_->status(*write);
+      }
       ASSERT_TRUE(a_->release(*write).ok());
       // Every page may be used again at once, on both sides.
       mine->fill(50);
@@ -171,28 +174,6 @@ TEST_P(DeviceAgents, ReleaseFencesWhatRuns) {
     }
     TearDown();
   }
-}
-
-TEST_P(DeviceAgents, AbortEndsAsCancelledAndMayBePostedAgain) {
-  start();
-  if (IsSkipped()) return;
-  const std::unique_ptr<Block> mine = block(true, *a_, 3), theirs = block(true, *b_, 100);
-  const std::vector<std::byte> before = theirs->bytes();
-  introduce(*a_, *b_);
-  const auto write = a_->make_transfer(Op::kWrite, mine->pages(4096, 512), theirs->pages(4096, 512),
-                                       "beta", {}, MemoryKind::kVram, MemoryKind::kVram);
-  ASSERT_TRUE(a_->post(*write).ok());
-  ASSERT_TRUE(a_->abort(*write).ok());
-  run_agents(*a_, *b_, [&] { return *a_->state(*write) != AgentTransferState::kRunning; });
-  EXPECT_TRUE(absl::IsCancelled(a_->status(*write))) << a_->status(*write);
-  ASSERT_TRUE(run(*write).ok()) << a_->status(*write);
-  std::vector<std::byte> expected = before;
-  const std::vector<std::byte> sent = mine->bytes();
-  for (size_t page = 0; page < 512; ++page) {
-    std::copy_n(&sent[page * (kBytes / 512)], 4096, &expected[page * (kBytes / 512)]);
-  }
-  EXPECT_TRUE(theirs->bytes() == expected);
-  EXPECT_TRUE(a_->release(*write).ok());
 }
 
 TEST_P(DeviceAgents, MemoryThatIsGoneUnderAListFailsTheTransfer) {
@@ -256,98 +237,8 @@ TEST_P(DeviceAgents, WithThreadsOfTheirOwn) {
   }
 }
 
-TEST_P(DeviceAgents, ReleaseOfOneThatRunsWaitsForItsEnd) {
-  start();
-  if (IsSkipped()) return;
-  a_ = agent("alpha", true, "1Mb/s");
-  b_ = agent("beta", true);
-  const std::unique_ptr<Block> mine = block(true, *a_, 3), theirs = block(true, *b_, 100);
-  introduce(*a_, *b_);
-  // Half a minute's worth of bytes.
-  const auto write = a_->make_transfer(Op::kWrite, mine->pages(4096, 512), theirs->pages(4096, 512),
-                                       "beta", "never", MemoryKind::kVram, MemoryKind::kVram);
-  ASSERT_TRUE(a_->post(*write).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(a_->post(*write)));
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(a_->deregister_memory({mine->whole()}, MemoryKind::kVram)));
-  ASSERT_TRUE(a_->release(*write).ok());
-  mine->fill(50);
-  theirs->fill(60);
-  const std::vector<std::byte> here = mine->bytes(), there = theirs->bytes();
-  settle();
-  EXPECT_TRUE(mine->bytes() == here);
-  EXPECT_TRUE(theirs->bytes() == there) << "bytes came after the release";
-  EXPECT_TRUE(b_->messages().empty());
-}
-
 INSTANTIATE_TEST_SUITE_P(Ways, DeviceAgents, testing::ValuesIn(kDeviceWays),
                          [](const auto& way) { return std::string(way.param.name); });
-
-// Lists of very many pages of memory of devices, and lists that are wrong: each is refused in one
-// line, or moves what it names.
-constexpr size_t kHugePage = 16;
-
-class HugeLists : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    a_ = device_agent("alpha", GetParam());
-    b_ = device_agent("beta", GetParam());
-  }
-  void TearDown() override {
-    a_.reset();
-    b_.reset();
-    driver_.expect_clean();
-  }
-  absl::Status run(AgentTransferId id) {
-    if (absl::Status status = a_->post(id); !status.ok()) return status;
-    run_agents(*a_, *b_, [&] { return *a_->state(id) != AgentTransferState::kRunning; });
-    return a_->status(id);
-  }
-  InstalledFake driver_{{.memory_bytes = size_t{1} << 30}};
-  std::unique_ptr<Agent> a_, b_;
-};
-
-// With BATON_CASES=all ten million. Pages are there as often as it takes, each in another order on
-// the two sides, so that none merge.
-TEST_P(HugeLists, MoveEachPage) {
-  const char* const cases = std::getenv("BATON_CASES");
-  const bool all = cases != nullptr && std::string_view(cases) == "all";
-  const size_t count = all ? 10'000'000 : kSanitized ? 5'000 : 30'000;
-  const size_t bytes = 1 << 20, pages = std::min(count, bytes / kHugePage);
-  Block mine(Block::Of::kSlab, *a_, driver_, bytes, 3),
-      theirs(Block::Of::kSlab, *b_, driver_, bytes, 9);
-  introduce(*a_, *b_);
-  std::vector<Descriptor> from(count), to(count);
-  for (size_t i = 0; i < count; ++i) {
-    from[i] = {mine.whole().address + i % pages * kHugePage, kHugePage, 0};
-    to[i] = {theirs.whole().address + (pages - 1 - i % pages) * kHugePage, kHugePage, 0};
-  }
-  const auto near = a_->prepare_local(from, MemoryKind::kVram);
-  ASSERT_TRUE(near.ok()) << near.status();
-  const auto far = a_->prepare_remote("beta", to, MemoryKind::kVram);
-  ASSERT_TRUE(far.ok()) << far.status();
-  std::vector<int64_t> indices(count);
-  std::iota(indices.begin(), indices.end(), 0);
-  const auto short_of_one = absl::MakeConstSpan(indices).first(count - 1);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      a_->make_transfer(Op::kWrite, *near, indices, *far, short_of_one).status()));
-  const auto id = a_->make_transfer(Op::kWrite, *near, indices, *far, indices);
-  ASSERT_TRUE(id.ok()) << id.status();
-  const absl::Status status = run(*id);
-  ASSERT_TRUE(status.ok()) << status;
-  const std::vector<std::byte> sent = mine.bytes(), got = theirs.bytes();
-  for (size_t page = 0; page < pages; ++page) {
-    ASSERT_EQ(std::memcmp(&sent[page * kHugePage], &got[(pages - 1 - page) * kHugePage], kHugePage),
-              0)
-        << page;
-  }
-  EXPECT_TRUE(a_->release(*id).ok());
-  EXPECT_TRUE(a_->release_list(*near).ok());
-  EXPECT_TRUE(a_->release_list(*far).ok());
-}
-
-INSTANTIATE_TEST_SUITE_P(Over, HugeLists, testing::Values("shm", "tcp"),
-                         [](const auto& each) { return std::string(each.param); });
 
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -54,16 +54,9 @@ class Block {
     const absl::Status status = agent_.deregister_memory({whole_}, kind_);
     EXPECT_TRUE(status.ok()) << status;
     registered_ = false;
-    free_it();
+    slab_.reset();
+    if (taken_ != 0) fake_.free(std::exchange(taken_, 0));
   }
-  // What is of a device is freed though it is registered.
-  void free_registered() { free_it(); }
-  // The agent has ended before it.
-  void leave_agent() {
-    registered_ = false;
-    free_it();
-  }
-  void put(absl::Span<const std::byte> bytes) { std::copy(bytes.begin(), bytes.end(), view_); }
   void fill(int seed) {
     for (size_t i = 0; i < whole_.bytes; ++i) view_[i] = std::byte((i * 7 + seed) % 251);
   }
@@ -80,11 +73,6 @@ class Block {
   MemoryKind kind() const { return kind_; }
 
  private:
-  void free_it() {
-    slab_.reset();
-    if (taken_ != 0) fake_.free(std::exchange(taken_, 0));
-  }
-
   const MemoryKind kind_;
   Agent& agent_;
   FakeDriver& fake_;
@@ -97,10 +85,8 @@ class Block {
 };
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
-                                           bool thread = false, const char* shape = nullptr,
-                                           Surroundings* around = nullptr) {
+                                           bool thread = false, Surroundings* around = nullptr) {
   AgentOptions options = agent_options(name, provider, thread);
-  if (shape != nullptr) options.worker.shape = *LinkShape::parse(shape);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
   if (around != nullptr) {
     options.worker.providers.clear();
@@ -140,8 +126,8 @@ class DeviceAgents : public testing::TestWithParam<DeviceWay> {
     a_ = agent("alpha");
     b_ = agent("beta");
   }
-  std::unique_ptr<Agent> agent(const char* name, bool thread = false, const char* shape = nullptr) {
-    return device_agent(name, GetParam().provider, thread, shape, adapters_.get());
+  std::unique_ptr<Agent> agent(const char* name, bool thread = false) {
+    return device_agent(name, GetParam().provider, thread, adapters_.get());
   }
   void TearDown() override {
     a_.reset();

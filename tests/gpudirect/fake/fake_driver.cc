@@ -285,9 +285,9 @@ void FakeCall::look_at_capture() {
       "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"};
   if (kRecorded.contains(name_)) return;
   // These change no more than a stream's order, or nothing: whoever records is not concerned.
-  static const std::set<std::string_view> kConcernNobody = {
-      "cuInit",        "cuMemcpyBatchAsync",  "cuEventRecord",       "cuStreamWaitEvent",
-      "cuGraphLaunch", "cuStreamWaitValue64", "cuStreamWriteValue64"};
+  static const std::set<std::string_view> kConcernNobody = {"cuInit",        "cuMemcpyBatchAsync",
+                                                            "cuEventRecord", "cuStreamWaitEvent",
+                                                            "cuGraphLaunch", "cuStreamWaitValue64"};
   const std::string_view call = name_;
   const bool question = kConcernNobody.contains(call) || call.starts_with("cuDevice") ||
                         call.starts_with("cuPointerGet") || call == "cuMemGetAllocationGranularity";

@@ -226,9 +226,9 @@ class FakeDriver {
     size_t bytes = 0;
     std::shared_ptr<const std::string> early = nullptr;  // what was read at the call, if it was
   };
-  // A wait for an event or a value, or a write of a value: what holds up or moves other streams.
+  // A wait for an event or a value: what holds up a stream.
   struct Order {
-    enum class Kind : uint8_t { kWaitEvent, kWaitValue, kWriteValue } kind;
+    enum class Kind : uint8_t { kWaitEvent, kWaitValue } kind;
     Event event = nullptr;
     uint64_t recorded = 0;  // the record of the event that is waited for
     DevicePointer address = 0;

@@ -1,4 +1,4 @@
-// What orders the fake's streams: waits for events and values, and writes of values.
+// What orders the fake's streams: waits for events and values.
 #include "absl/strings/str_cat.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
@@ -12,7 +12,6 @@ bool FakeDriver::may_run(const Operation& operation) {
     const auto event = events_.find(order.event);
     return event == events_.end() || event->second.happened >= order.recorded;
   }
-  if (order.kind == Order::Kind::kWriteValue) return true;
   if (!pinned(order.address, 8)) return true;  // a violation, when it runs
   const uint64_t now = __atomic_load_n(
       reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(order.address)), __ATOMIC_ACQUIRE);
@@ -24,10 +23,6 @@ void FakeDriver::execute(const Order& order) {
   if (!pinned(order.address, 8)) {
     violate(Rule::kLifetime, "cuStreamWaitValue64", "its memory went away before it ran");
     return;
-  }
-  if (order.kind == Order::Kind::kWriteValue) {
-    auto* const word = reinterpret_cast<uint64_t*>(static_cast<uintptr_t>(order.address));
-    __atomic_store_n(word, order.value, __ATOMIC_RELEASE);
   }
 }
 
@@ -66,9 +61,8 @@ struct FakeOrderCalls {
         {.kind = Order::Kind::kWaitEvent, .event = event, .recorded = found->second.recorded});
   }
 
-  static Result value(const char* name, Order::Kind kind, Stream stream, DevicePointer address,
-                      uint64_t value, unsigned flags) {
-    const FakeCall call(name, Needs::kContext);
+  static Result wait_value(Stream stream, DevicePointer address, uint64_t wanted, unsigned flags) {
+    const FakeCall call("cuStreamWaitValue64", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
     if (!call.fake.has(kStreamMemOps64)) {
       call.violate(Rule::kWord, "the device has no memory operations of 64 bits");
@@ -79,14 +73,8 @@ struct FakeOrderCalls {
                                              ": not aligned, not registered, or unknown flags"));
       return kInvalidValue;
     }
-    return queue(call, stream, {.kind = kind, .address = address, .value = value});
-  }
-  static Result wait_value(Stream stream, DevicePointer address, uint64_t wanted, unsigned flags) {
-    return value("cuStreamWaitValue64", Order::Kind::kWaitValue, stream, address, wanted, flags);
-  }
-  static Result write_value(Stream stream, DevicePointer address, uint64_t written,
-                            unsigned flags) {
-    return value("cuStreamWriteValue64", Order::Kind::kWriteValue, stream, address, written, flags);
+    return queue(call, stream,
+                 {.kind = Order::Kind::kWaitValue, .address = address, .value = wanted});
   }
 
   static Result flush_writes(int target, int scope) {
@@ -113,7 +101,6 @@ void add_fake_order_calls(FakeEntries& out) {
   add("cuFlushGPUDirectRDMAWrites", FakeOrderCalls::flush_writes, 11030);
   add("cuStreamWaitEvent", FakeOrderCalls::wait_event, 3020);
   add("cuStreamWaitValue64", FakeOrderCalls::wait_value, 11070);
-  add("cuStreamWriteValue64", FakeOrderCalls::write_value, 11070);
 }
 
 }  // namespace baton::gpudirect

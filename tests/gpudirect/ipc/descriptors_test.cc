@@ -11,11 +11,6 @@ using testing::HasSubstr;
 constexpr size_t kSlabs = 100;
 constexpr size_t kPage = 4096;
 
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
-
 // For as long as it lives, so many descriptors more than are open.
 class RoomForDescriptors {
  public:

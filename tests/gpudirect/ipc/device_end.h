@@ -4,6 +4,7 @@
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/std.h"
 #include "tests/until.h"
+#include "transport/base/child.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -100,8 +101,8 @@ class End {
     return true;
   }
 
-  std::unique_ptr<Worker> worker;
   std::unique_ptr<internal::DeviceBuffer> buffer;
+  std::unique_ptr<Worker> worker;  // ends before its memory
   gpudirect::DevicePointer malloced = 0;
   mutable PeerId peer;  // of the last exchange
   MemoryRegion region;
@@ -130,5 +131,58 @@ struct Pipe {
   }
   int ends[2] = {-1, -1};
 };
+
+// A process of its own, and pipes to it and from it. It ends with 0 if nothing has failed there.
+class Child {
+ public:
+  explicit Child(const std::function<void(const Pipe& down, const Pipe& up)>& work) {
+    id_ = base::fork_child();
+    if (id_ == 0) {
+      down.close_end(1);
+      up.close_end(0);
+      work(down, up);
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    up.close_end(1);
+    down.close_end(0);
+  }
+  ~Child() {
+    if (id_ > 0) end();
+  }
+  // How it ended.
+  int end() {
+    int how = -1;
+    waitpid(std::exchange(id_, 0), &how, 0);
+    return how;
+  }
+  pid_t id() const { return id_; }
+
+  Pipe down, up;
+
+ private:
+  pid_t id_ = -1;
+};
+
+// What a child does: it offers memory that `make` makes until it hears a word, and takes it back.
+inline void offer(const Pipe& down, const Pipe& up, const std::function<void(End&)>& make,
+                  gpudirect::FakeOptions options = {}) {
+  InstalledFake fake(std::move(options));
+  {
+    End end(fake, "shm");
+    make(end);
+    up.say(end.offer());
+    fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+    while (down.hear().empty() && getppid() != 1) end.worker->progress();
+    end.give_back();
+    up.say("freed");
+  }
+  fake.expect_clean();
+}
+
+// Of this process.
+inline size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
 
 }  // namespace baton

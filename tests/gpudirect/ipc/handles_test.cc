@@ -12,56 +12,16 @@ using gpudirect::IpcHandle;
 using gpudirect::kMiB;
 using testing::HasSubstr;
 
-// What a child process says at its end, if the test has not failed there.
-class Child {
- public:
-  explicit Child(const std::function<void(const Pipe& down, const Pipe& up)>& work) {
-    id_ = fork();
-    if (id_ == 0) {
-      down.close_end(1);
-      up.close_end(0);
-      work(down, up);
-      _exit(testing::Test::HasFailure() ? 1 : 0);
-    }
-    up.close_end(1);
-    down.close_end(0);
-  }
-  ~Child() {
-    if (id_ > 0) end();
-  }
-  // How it ended.
-  int end() {
-    int how = -1;
-    waitpid(std::exchange(id_, 0), &how, 0);
-    return how;
-  }
-  pid_t id() const { return id_; }
-
-  Pipe down, up;
-
- private:
-  pid_t id_ = -1;
-};
-
-// Offers memory of cudaMalloc until it hears a word, and takes it back.
-void offer(const Pipe& down, const Pipe& up, gpudirect::FakeOptions options = {}) {
-  InstalledFake fake(std::move(options));
-  {
-    End end(fake, "shm");
-    end.make_by_malloc();
-    up.say(end.offer());
-    fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-    while (down.hear().empty() && getppid() != 1) end.worker->progress();
-    end.give_back();
-    up.say("freed");
-  }
-  fake.expect_clean();
+// Offers memory of cudaMalloc.
+void offer_malloced(const Pipe& down, const Pipe& up, gpudirect::FakeOptions options = {}) {
+  offer(
+      down, up, [](End& end) { end.make_by_malloc(); }, std::move(options));
 }
 
 // Promise(devices): `cudaMalloc` memory is open nowhere after `deregister_memory()` returns OK |
 //   handles are marked before they are opened
 TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
-  Child child([](const Pipe& down, const Pipe& up) { offer(down, up); });
+  Child child([](const Pipe& down, const Pipe& up) { offer_malloced(down, up); });
   InstalledFake fake;
   {
     End here(fake, "shm");
@@ -89,7 +49,7 @@ TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
 
 // Two workers of one process, and one of another: the driver opens it once.
 TEST(CudaIpcHandles, AProcessOpensAHandleOnceHoweverManyWorkersMapIt) {
-  Child child([](const Pipe& down, const Pipe& up) { offer(down, up); });
+  Child child([](const Pipe& down, const Pipe& up) { offer_malloced(down, up); });
   InstalledFake fake;
   {
     End one(fake, "shm");
@@ -217,7 +177,7 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
       {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no IPC handles for memory of cudaMalloc"},
   };
   for (const Case& each : cases) {
-    Child child([&](const Pipe& down, const Pipe& up) { offer(down, up, each.owner); });
+    Child child([&](const Pipe& down, const Pipe& up) { offer_malloced(down, up, each.owner); });
     InstalledFake fake(each.other);
     {
       End here(fake, "shm");

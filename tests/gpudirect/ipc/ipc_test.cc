@@ -1,35 +1,9 @@
 // Memory of devices between two processes of one machine, mapped and not staged.
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/ipc/device_end.h"
 #include "tests/std.h"
-#include "tests/until.h"
-#include "transport/worker.h"
 
 namespace baton {
 namespace {
-
-constexpr size_t kIpcBytes = 8 << 20;
-
-struct Side {
-  // With a setting, perhaps.
-  explicit Side(const char* key = nullptr, const char* value = nullptr) {
-    WorkerOptions options;
-    options.providers = {"shm"};
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
-    if (key != nullptr) options.settings.emplace_back(key, value);
-    worker = *Worker::create(std::move(options));
-    buffer = *internal::device_memory()->allocate(0, kIpcBytes);
-    region = *worker->register_memory(buffer->data(), kIpcBytes);
-  }
-  template <typename Fact>
-  void until(const Fact& fact, CallSite from = CallSite::here()) const {
-    baton::until(
-        fact, [&] { worker->progress(); }, [&] { return state_of(worker->stats(), "here"); }, from);
-  }
-  std::unique_ptr<internal::DeviceBuffer> buffer;
-  std::unique_ptr<Worker> worker;
-  MemoryRegion region;
-};
 
 // From the first look at the peer's memory on, one call after the other fails.
 TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
@@ -39,8 +13,9 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
     SCOPED_TRACE(k);
     gpudirect::InstalledFake fake({.seed = k});
     {
-      const Side a;
-      const Side b;
+      End a(fake, "shm"), b(fake, "shm");
+      a.make();
+      b.make();
       const auto until = [&](const std::function<bool()>& fact) {
         a.until([&] { return b.worker->progress(), fact(); });
       };
@@ -87,20 +62,18 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
         {}, {.kernels = gpudirect::FakeDriver::image(),
              .table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel)});
     {
-      const Side a("staging.kernels", kernels ? "on" : "off");
-      const Side b;
+      End a(fake, "shm", {{"staging.kernels", kernels ? "on" : "off"}}), b(fake, "shm");
+      a.make();
+      b.make();
       const auto until = [&](const std::function<bool()>& fact) {
         a.until([&] { return b.worker->progress(), fact(); });
       };
       const PeerId peer = *a.worker->connect(b.worker->address());
       until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
-      const auto view = [&](const Side& side) {
-        return fake.fake().view(reinterpret_cast<uintptr_t>(side.buffer->data()), kIpcBytes);
-      };
       const std::vector<uint32_t> from = {7, 2, 90, 33, 1, 64, 12, 13},
                                   to = {5, 0, 8, 1, 77, 3, 21, 9};
       for (const uint32_t page : from) {
-        std::fill_n(view(a) + page * kSmallPage, kSmallPage, static_cast<std::byte>(page));
+        std::fill_n(a.view() + page * kSmallPage, kSmallPage, static_cast<std::byte>(page));
       }
       const auto copies = fake.fake().calls_of("cuMemcpyAsync");
       const auto launches = fake.fake().calls_of("cuLaunchKernel");
@@ -114,8 +87,8 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
       EXPECT_TRUE(a.worker->status(id).ok()) << a.worker->status(id);
       EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
       for (size_t i = 0; i < from.size(); ++i) {
-        EXPECT_EQ(view(b)[to[i] * kSmallPage], static_cast<std::byte>(from[i])) << i;
-        EXPECT_EQ(view(b)[to[i] * kSmallPage + kSmallPage - 1], static_cast<std::byte>(from[i]))
+        EXPECT_EQ(b.view()[to[i] * kSmallPage], static_cast<std::byte>(from[i])) << i;
+        EXPECT_EQ(b.view()[to[i] * kSmallPage + kSmallPage - 1], static_cast<std::byte>(from[i]))
             << i;
       }
       EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") - launches, kernels ? 1u : 0u);

@@ -34,10 +34,7 @@ struct Held {
   size_t mappings = 0;  // of memory that has a descriptor
 
   static Held now() {
-    Held held;
-    for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
-      ++held.descriptors;
-    }
+    Held held{.descriptors = open_descriptors()};
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       held.mappings += line.find("/memfd:") != std::string::npos ? 1 : 0;

@@ -2,7 +2,6 @@
 // a second to open it: meanwhile rounds of progress go on. Not every kernel reaches it.
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/std.h"
-#include "transport/base/child.h"
 
 namespace baton {
 namespace {
@@ -45,44 +44,16 @@ struct Gate {
   inline static bool open_ = true;
 };
 
-[[noreturn]] void offer_of_the_second_device(Pipe& down, Pipe& up) {
-  {
-    InstalledFake fake({.devices = 2});
-    {
-      End end(fake, "shm");
-      end.make(1);
-      up.say(end.offer());
-      fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-      end.until([&] { return !down.hear().empty(); });
-      end.give_back();
-      end.worker.reset();
-    }
-    fake.expect_clean();
-  }
-  _exit(testing::Test::HasFailure() ? 1 : 0);
-}
-
 class OpeningDevices : public testing::Test {
  protected:
-  OpeningDevices() {
-    child_ = base::fork_child();
-    if (child_ == 0) {
-      down_.close_end(1);
-      up_.close_end(0);
-      offer_of_the_second_device(down_, up_);
-    }
-    up_.close_end(1);
-    offered_ = up_.hear();
-  }
   void end_child() {
-    down_.say("out");
-    int how = 0;
-    EXPECT_EQ(waitpid(child_, &how, 0), child_);
-    EXPECT_EQ(how, 0);
+    child_.down.say("out");
+    EXPECT_EQ(child_.end(), 0);
   }
-  pid_t child_ = -1;
-  Pipe down_, up_;
-  std::string offered_;
+  Child child_{[](const Pipe& down, const Pipe& up) {
+    offer(down, up, [](End& end) { end.make(1); }, {.devices = 2});
+  }};
+  const std::string offered_ = child_.up.hear();
 };
 
 TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
@@ -183,35 +154,16 @@ TEST(CudaIpcFence, MemoryIsTakenBackWhenNoCopyOfAnotherProcessUsesIt) {
   size_t in_the_middle = 0;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     SCOPED_TRACE(seed);
-    Pipe down, up;
-    const pid_t child = fork();
-    if (child == 0) {
-      down.close_end(1);
-      up.close_end(0);
-      {
-        InstalledFake fake;
-        End end(fake, "shm");
-        end.make();
-        up.say(end.offer());
-        fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-        while (down.hear().empty() && getppid() != 1) end.worker->progress();
-        end.give_back();
-        up.say("gone");
-      }
-      _exit(testing::Test::HasFailure() ? 1 : 0);
-    }
+    Child child(
+        [](const Pipe& down, const Pipe& up) { offer(down, up, [](End& end) { end.make(); }); });
+    const Pipe &down = child.down, &up = child.up;
     InstalledFake fake({.seed = seed});
     {
       End here(fake, "shm");
       here.make();
       const std::string offered = up.hear();
-      const PeerId peer = *here.worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
-      const TransferId id = *here.worker->submit(
-          {.peer = peer,
-           .local = here.region,
-           .local_layout = Layout::contiguous(0, kSharedBytes),
-           .remote = *RemoteRegion::decode(offered.substr(0, RemoteRegion::kEncodedBytes)),
-           .remote_layout = Layout::contiguous(0, kSharedBytes)});
+      here.peer = *here.worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
+      const TransferId id = *here.submit(Op::kWrite, offered);
       here.until([&] { return fake.fake().queued() > 0 || ended(*here.worker->state(id)); });
       if (fake.fake().queued() > 0) ++in_the_middle;
       down.say("take it back");
@@ -222,12 +174,10 @@ TEST(CudaIpcFence, MemoryIsTakenBackWhenNoCopyOfAnotherProcessUsesIt) {
         EXPECT_EQ(poll(&answer, 1, 100), 0) << "a copy to memory that is gone is still to come";
       }
       fcntl(up.ends[0], F_SETFL, O_NONBLOCK);
-      here.until([&] { return up.hear() == "gone"; });
+      here.until([&] { return up.hear() == "freed"; });
       EXPECT_EQ(fake.fake().queued(), 0u) << "a copy to memory that is gone is still to come";
       here.until([&] { return ended(*here.worker->state(id)); });
-      int how = -1;
-      waitpid(child, &how, 0);
-      EXPECT_EQ(how, 0);
+      EXPECT_EQ(child.end(), 0);
       here.give_back();
       here.worker.reset();
     }

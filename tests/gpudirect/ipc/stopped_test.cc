@@ -6,7 +6,6 @@
 // Here three steps of each way and side; BATON_CASES=all is thirty.
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/std.h"
-#include "transport/base/child.h"
 
 namespace baton {
 namespace {
@@ -21,11 +20,6 @@ struct Stopping {
 };
 
 constexpr std::string_view kOut = "\nout";
-
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
 
 struct Case {
   Stopping way;

@@ -20,8 +20,7 @@ uint32_t chunks_of(const std::vector<Piece>& pieces) {
 
 std::optional<std::string> copy(const std::vector<Piece>& pieces, EmulatedMemory& memory,
                                 uint32_t blocks, uint64_t seed) {
-  memory.allow(pieces);
-  const CopyPieces arguments{pieces.data(), static_cast<uint32_t>(pieces.size()),
+  const CopyPieces arguments{memory.read(pieces), static_cast<uint32_t>(pieces.size()),
                              chunks_of(pieces)};
   return run_kernel("baton_copy_pieces", arguments, blocks, memory, seed);
 }

@@ -30,10 +30,8 @@ TEST(RmsNorm, IsTheEngines) {
     std::vector<float> y(x.size() + skip), engine(size), plain(size);
     x.insert(x.begin(), skip, 0.0f);
     EmulatedMemory memory;
-    memory.allow(x);
-    memory.allow(weight);
-    memory.allow(y, true);
-    const RmsNorm arguments{x.data() + skip, weight.data(), y.data() + skip, kRows, size, 1e-5f};
+    const RmsNorm arguments{
+        memory.read(x) + skip, memory.read(weight), memory.write(y) + skip, kRows, size, 1e-5f};
     ASSERT_EQ(run_kernel("baton_rms_norm", arguments, 2, memory, size), std::nullopt);
     for (uint32_t row = 0; row < kRows; ++row) {
       const float* const from = x.data() + skip + size_t{row} * size;
@@ -86,15 +84,13 @@ TEST(RopeStore, IsTheEnginesRopeAndStore) {
   EmulatedMemory memory;
   for (auto* written : {&q, &k}) memory.allow(*written, true);
   for (const auto* read : {&v, &cosines, &sines}) memory.allow(*read);
-  memory.allow(slots);
-  memory.allow(ours, true);
   const RopeStore arguments{.q = q.data(),
                             .k = k.data(),
                             .v = v.data(),
                             .cos = cosines.data(),
                             .sin = sines.data(),
-                            .slots = slots.data(),
-                            .cache = {ours.data(), kKvHeads, kDim},
+                            .slots = memory.read(slots),
+                            .cache = {memory.write(ours), kKvHeads, kDim},
                             .tokens = kTokens,
                             .heads = kHeads};
   ASSERT_EQ(run_kernel("baton_rope_store", arguments, 5, memory), std::nullopt);
@@ -123,22 +119,17 @@ TEST(RopeStore, TakesAnglesByPositionAndScalesQ) {
     engine::rope(k_wanted.data() + t * kDim, c, s, kDim);
   }
   EmulatedMemory memory;
-  memory.allow(q, true);
-  memory.allow(k, true);
   for (const auto* read : {&v, &cosines, &sines}) memory.allow(*read);
-  memory.allow(positions);
-  memory.allow(slots);
-  memory.allow(cache, true);
-  const RopeStore arguments{.q = q.data(),
-                            .k = k.data(),
+  const RopeStore arguments{.q = memory.write(q),
+                            .k = memory.write(k),
                             .v = v.data(),
                             .cos = cosines.data(),
                             .sin = sines.data(),
-                            .slots = slots.data(),
-                            .cache = {cache.data(), 1, kDim},
+                            .slots = memory.read(slots),
+                            .cache = {memory.write(cache), 1, kDim},
                             .tokens = kTokens,
                             .heads = kHeads,
-                            .positions = positions.data(),
+                            .positions = memory.read(positions),
                             .q_scale = 0.3f};
   ASSERT_EQ(run_kernel("baton_rope_store", arguments, 4, memory), std::nullopt);
   EXPECT_EQ(q, q_wanted);
@@ -178,9 +169,7 @@ TEST(RoundRows, RoundsAsTheEngine) {
   const std::vector<float> from = normal(kRows * kStride, 1);
   std::vector<uint16_t> to(kRows * kSize);
   EmulatedMemory memory;
-  memory.allow(from);
-  memory.allow(to, true);
-  const RoundRows arguments{from.data(), to.data(), kRows, kSize, kStride};
+  const RoundRows arguments{memory.read(from), memory.write(to), kRows, kSize, kStride};
   ASSERT_EQ(run_kernel("baton_round_rows", arguments, 2, memory), std::nullopt);
   for (uint32_t i = 0; i < to.size(); ++i) {
     ASSERT_EQ(to[i], engine::bf16_from_float(from[i / kSize * kStride + i % kSize])) << i;
@@ -199,9 +188,7 @@ TEST(SwiGlu, IsTheEngines) {
     engine::swiglu(gate, gate + kSize, wanted.data() + row * kSize, kSize);
   }
   EmulatedMemory memory;
-  memory.allow(gate_up);
-  memory.allow(out, true);
-  const SwiGlu arguments{gate_up.data(), out.data(), kRows, kSize};
+  const SwiGlu arguments{memory.read(gate_up), memory.write(out), kRows, kSize};
   ASSERT_EQ(run_kernel("baton_swiglu", arguments, 2, memory), std::nullopt);
   EXPECT_EQ(out, wanted);
 }

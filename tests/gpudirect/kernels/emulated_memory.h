@@ -14,6 +14,17 @@ class EmulatedMemory : public MemoryView {
   void allow(const std::vector<T>& array, bool writes = false) {
     rows_[reinterpret_cast<uint64_t>(array.data())] = {array.size() * sizeof(T), writes};
   }
+  // The same, and where it is: for arguments.
+  template <class T>
+  const T* read(const std::vector<T>& array) {
+    allow(array);
+    return array.data();
+  }
+  template <class T>
+  T* write(std::vector<T>& array) {
+    allow(array, true);
+    return array.data();
+  }
   std::byte* find(uint64_t at, size_t bytes, bool write) override {
     auto row = rows_.upper_bound(at);
     if (row == rows_.begin()) return nullptr;

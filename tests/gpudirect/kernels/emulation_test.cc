@@ -43,37 +43,6 @@ TEST(Emulation, WhatIsNotAlignedIsAFaultAsOnAGpu) {
               HasSubstr("is not aligned"));
 }
 
-// Each thread writes its place and reads its neighbour's, with a barrier between the two or
-// without.
-uint32_t wrong_reads(bool barrier, uint64_t seed) {
-  EmulatedMemory memory;
-  const Launch launch{.blocks = 1, .threads = 32, .seed = seed};
-  EmulatedBlock block(memory, launch, 0);
-  auto* const places = block.shared<uint32_t, 32>();
-  uint32_t wrong = 0;
-  const auto write = [&](uint32_t thread) { places[thread] = thread; };
-  const auto read = [&](uint32_t thread) {
-    if (places[(thread + 1) % 32] != (thread + 1) % 32) ++wrong;
-  };
-  if (barrier) {
-    block.each(write);
-    block.each(read);
-  } else {
-    block.each([&](uint32_t thread) {
-      write(thread);
-      read(thread);
-    });
-  }
-  return wrong;
-}
-
-TEST(Emulation, AMissingBarrierShows) {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    EXPECT_EQ(wrong_reads(true, seed), 0u);
-    EXPECT_GT(wrong_reads(false, seed), 0u);
-  }
-}
-
 // What is wrong with accesses of a block of 64 threads to a shared array, and to one of one.
 template <class Function>
 std::string race_of(const Function& function, uint64_t seed) {
@@ -241,23 +210,6 @@ TEST(Emulation, AWaitForCopiesInBulkThatWouldNotEndIsAFault) {
   again.begin();
   EXPECT_THAT(fault_of([&] { again.block.await_arrival(again.arrival, 1); }),
               HasSubstr("not begun"));
-}
-
-TEST(Emulation, CopiesInBulkAreAlignedAndStayInside) {
-  BulkCopies copies;
-  EXPECT_THAT(fault_of([&] { copies.begin(64, 1); }), HasSubstr("not aligned to 16 bytes"));
-  EXPECT_THAT(fault_of([&] { BulkCopies().begin(64, 16); }), HasSubstr("not a shared array"));
-  EXPECT_THAT(fault_of([&] {
-                copies.block.each_free([&](uint32_t) {
-                  copies.block.copy_runs(copies.arrival + 1, 16, copies.to, copies.from.data(), 16);
-                });
-              }),
-              HasSubstr("has not been made"));
-}
-
-TEST(Emulation, OtherNamesAreNoKernels) {
-  EXPECT_FALSE(emulated_kernel("copy_pieces").has_value());
-  EXPECT_TRUE(emulated_kernel("baton_copy_pieces").has_value());
 }
 
 TEST(Image, IsAFatBinaryWhereNvccWas) {

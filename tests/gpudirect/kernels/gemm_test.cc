@@ -41,22 +41,17 @@ struct Product {
       rounded.push_back(engine::bf16_from_float(a[i / shape.k * lda + i % shape.k]));
     }
     EmulatedMemory memory;
-    memory.allow(rounded);
-    memory.allow(a);
-    memory.allow(w);
-    memory.allow(bias);
-    memory.allow(out, true);
-    const Gemm arguments{.a = a.data(),
-                         .w = w.data(),
-                         .bias = biased ? bias.data() : nullptr,
-                         .c = out.data(),
+    const Gemm arguments{.a = memory.read(a),
+                         .w = memory.read(w),
+                         .bias = biased ? memory.read(bias) : nullptr,
+                         .c = memory.write(out),
                          .m = shape.m,
                          .n = shape.n,
                          .k = shape.k,
                          .lda = lda,
                          .ldc = ldc,
                          .accumulate = accumulate ? 1u : 0u,
-                         .rounded = rounded.data()};
+                         .rounded = memory.read(rounded)};
     EXPECT_EQ(run_kernel(kernel, arguments, blocks, memory, blocks), std::nullopt);
     return out;
   }

@@ -69,15 +69,11 @@ struct Pages {
     std::vector<float> out(q.size());
     std::vector<uint16_t> pages(cache.data(), cache.data() + cache.size());
     EmulatedMemory memory;
-    memory.allow(q);
-    memory.allow(tables);
-    memory.allow(tasks);
     memory.allow(pages);
-    memory.allow(out, true);
-    const PageAttention arguments{.q = q.data(),
-                                  .out = out.data(),
-                                  .block_tables = tables.data(),
-                                  .tasks = tasks.data(),
+    const PageAttention arguments{.q = memory.read(q),
+                                  .out = memory.write(out),
+                                  .block_tables = memory.read(tables),
+                                  .tasks = memory.read(tasks),
                                   .cache = {pages.data(), kHeads, dim},
                                   .task_count = static_cast<uint32_t>(tasks.size()),
                                   .group = group,
@@ -110,21 +106,14 @@ struct Pages {
     std::vector<uint16_t> pages(cache.data(), cache.data() + cache.size());
     std::shuffle(items.begin(), items.end(), std::mt19937_64(seed));
     EmulatedMemory memory;
-    memory.allow(q);
-    memory.allow(tables);
-    memory.allow(tasks);
-    memory.allow(items);
-    memory.allow(counts);
     memory.allow(pages);
-    memory.allow(partial, true);
-    memory.allow(out, true);
-    const SplitAttention arguments{.q = q.data(),
-                                   .out = out.data(),
-                                   .block_tables = tables.data(),
-                                   .tasks = tasks.data(),
-                                   .items = items.data(),
-                                   .counts = counts.data(),
-                                   .partial = partial.data(),
+    const SplitAttention arguments{.q = memory.read(q),
+                                   .out = memory.write(out),
+                                   .block_tables = memory.read(tables),
+                                   .tasks = memory.read(tasks),
+                                   .items = memory.read(items),
+                                   .counts = memory.read(counts),
+                                   .partial = memory.write(partial),
                                    .cache = {pages.data(), kHeads, dim},
                                    .group = group,
                                    .window = window};

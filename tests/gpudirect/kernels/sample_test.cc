@@ -28,10 +28,7 @@ std::vector<int32_t> draw(const Draws& draws, uint64_t seed) {
   }
   std::vector<int32_t> tokens(rows.size(), -7);
   EmulatedMemory memory;
-  memory.allow(logits);
-  memory.allow(rows);
-  memory.allow(tokens, true);
-  const Sample arguments{logits.data(), rows.data(), tokens.data(),
+  const Sample arguments{memory.read(logits), memory.read(rows), memory.write(tokens),
                          static_cast<uint32_t>(rows.size()), vocabulary};
   EXPECT_EQ(run_kernel("baton_sample", arguments, 3, memory, seed), std::nullopt);
   return tokens;

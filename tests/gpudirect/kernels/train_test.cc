@@ -39,14 +39,10 @@ void expect_forms(uint32_t kK, uint32_t outer, F32Tile tile) {
                                wanted.data() + size_t{i} * kM * kN, kN, adds);
       }
       EmulatedMemory memory;
-      memory.allow(a);
-      memory.allow(b);
-      memory.allow(start);
-      memory.allow(c, true);
-      const GemmF32 arguments{.a = a.data(),
-                              .b = b.data(),
-                              .start = adds ? start.data() : nullptr,
-                              .c = c.data(),
+      const GemmF32 arguments{.a = memory.read(a),
+                              .b = memory.read(b),
+                              .start = adds ? memory.read(start) : nullptr,
+                              .c = memory.write(c),
                               .m = kM,
                               .n = kN,
                               .k = kK,
@@ -75,12 +71,9 @@ TEST(GemmF32, TakesAlignedRowsByFours) {
   engine::reference_gemm(kM, kN, kK, engine::MatrixView{a.data(), kStride}.transposed(),
                          {b.data(), kStride}, wanted.data(), kN, false);
   EmulatedMemory memory;
-  memory.allow(a);
-  memory.allow(b);
-  memory.allow(c, true);
-  const GemmF32 arguments{.a = a.data(),
-                          .b = b.data(),
-                          .c = c.data(),
+  const GemmF32 arguments{.a = memory.read(a),
+                          .b = memory.read(b),
+                          .c = memory.write(c),
                           .m = kM,
                           .n = kN,
                           .k = kK,
@@ -121,12 +114,9 @@ TEST(GemmF32, MultipliesManyAndSkipsWhatIsNotSeen) {
       }
     }
     EmulatedMemory memory;
-    memory.allow(q);
-    memory.allow(p);
-    memory.allow(out, true);
-    const GemmF32 arguments{.a = p.data(),
-                            .b = q.data(),
-                            .c = out.data(),
+    const GemmF32 arguments{.a = memory.read(p),
+                            .b = memory.read(q),
+                            .c = memory.write(out),
                             .m = kLength,
                             .n = kDim,
                             .k = kLength,
@@ -150,11 +140,9 @@ TEST(GemmF32, MultipliesManyAndSkipsWhatIsNotSeen) {
   // Scores behind the block of their rows are not touched.
   std::vector<float> scores(kSquare, -7.0f);
   EmulatedMemory memory;
-  memory.allow(q);
-  memory.allow(scores, true);
-  const GemmF32 arguments{.a = q.data(),
+  const GemmF32 arguments{.a = memory.read(q),
                           .b = q.data() + kDim,
-                          .c = scores.data(),
+                          .c = memory.write(scores),
                           .m = kLength,
                           .n = kLength,
                           .k = kDim,
@@ -178,11 +166,8 @@ TEST(RmsNorm, GivesTheFactorsThatItsGradientNeeds) {
   const std::vector<float> x = normal(kRows * kSize, 1), weight = normal(kSize, 2);
   std::vector<float> y(x.size()), factors(kRows), row(kSize);
   EmulatedMemory memory;
-  memory.allow(x);
-  memory.allow(weight);
-  memory.allow(y, true);
-  memory.allow(factors, true);
-  const RmsNorm arguments{x.data(), weight.data(), y.data(), kRows, kSize, 1e-5f, factors.data()};
+  const RmsNorm arguments{memory.read(x), memory.read(weight),  memory.write(y), kRows, kSize,
+                          1e-5f,          memory.write(factors)};
   ASSERT_EQ(run_kernel("baton_rms_norm", arguments, 2, memory), std::nullopt);
   for (uint32_t r = 0; r < kRows; ++r) {
     ASSERT_EQ(factors[r],
@@ -208,10 +193,9 @@ TEST(RmsNormBack, IsTheTrainers) {
     }
     EmulatedMemory memory;
     for (const auto* read : {&x, &weight, &dy, &factors}) memory.allow(*read);
-    memory.allow(dx, true);
     memory.allow(dw, true);
-    const RmsNormBack back{x.data(),  weight.data(), dy.data(), factors.data(),
-                           dx.data(), kRows,         kSize,     fresh ? 1u : 0u};
+    const RmsNormBack back{x.data(),         weight.data(), dy.data(), factors.data(),
+                           memory.write(dx), kRows,         kSize,     fresh ? 1u : 0u};
     ASSERT_EQ(run_kernel("baton_rms_norm_back", back, 2, memory), std::nullopt);
     EXPECT_EQ(dx, wanted);
     const RmsNormWeights weights{x.data(), dy.data(), factors.data(), dw.data(), kRows, kSize};
@@ -234,11 +218,15 @@ TEST(RopeRows, IsTheEnginesThereAndBack) {
       }
     }
     EmulatedMemory memory;
-    memory.allow(cosines);
-    memory.allow(sines);
-    memory.allow(x, true);
-    const RopeRows arguments{x.data(), cosines.data(), sines.data(), kRows,    kHeads,
-                             kDim,     kStride,        kLength,      direction};
+    const RopeRows arguments{memory.write(x),
+                             memory.read(cosines),
+                             memory.read(sines),
+                             kRows,
+                             kHeads,
+                             kDim,
+                             kStride,
+                             kLength,
+                             direction};
     ASSERT_EQ(run_kernel("baton_rope_rows", arguments, 2, memory), std::nullopt);
     EXPECT_EQ(x, wanted);
   }
@@ -266,9 +254,8 @@ TEST(CausalSoftmax, IsTheTrainersWithItsGradient) {
     engine::scale(back, kScaling, handled);
   }
   EmulatedMemory memory;
-  memory.allow(scores, true);
   memory.allow(gradients, true);
-  const CausalSoftmax forward{scores.data(), kMatrices, kLength, kScaling};
+  const CausalSoftmax forward{memory.write(scores), kMatrices, kLength, kScaling};
   ASSERT_EQ(run_kernel("baton_causal_softmax", forward, 3, memory), std::nullopt);
   EXPECT_EQ(scores, wanted);
   const CausalSoftmaxBack back{scores.data(), gradients.data(), kMatrices, kLength, kScaling};
@@ -290,10 +277,8 @@ TEST(SwiGluBack, IsTheTrainers) {
     train::swiglu_backward(gate, gate + kSize, d_out.data() + r * kSize, back, back + kSize, kSize);
   }
   EmulatedMemory memory;
-  memory.allow(gate_up);
-  memory.allow(d_out);
-  memory.allow(out, true);
-  const SwiGluBack arguments{gate_up.data(), d_out.data(), out.data(), kRows, kSize};
+  const SwiGluBack arguments{memory.read(gate_up), memory.read(d_out), memory.write(out), kRows,
+                             kSize};
   ASSERT_EQ(run_kernel("baton_swiglu_back", arguments, 2, memory), std::nullopt);
   EXPECT_EQ(out, wanted);
 }
@@ -313,12 +298,13 @@ TEST(Classifier, IsTheTrainersCrossEntropy) {
       plain[r] = std::log(sum) - logits[r * size + targets[r]];
     }
     EmulatedMemory memory;
-    memory.allow(logits, true);
-    memory.allow(targets);
-    memory.allow(sums, true);
-    memory.allow(margins, true);
-    const Classifier arguments{logits.data(), targets.data(), sums.data(), margins.data(),
-                               kRows,         size,           kScale};
+    const Classifier arguments{memory.write(logits),
+                               memory.read(targets),
+                               memory.write(sums),
+                               memory.write(margins),
+                               kRows,
+                               size,
+                               kScale};
     ASSERT_EQ(run_kernel("baton_classifier", arguments, 2, memory), std::nullopt);
     for (uint32_t r = 0; r < kRows; ++r) {
       const float loss =
@@ -343,12 +329,13 @@ TEST(AddRows, AddsInOrder) {
       for (uint32_t i = 0; i < kSize; ++i) wanted[tokens[t] * kSize + i] += from[t * kSize + i];
     }
     EmulatedMemory memory;
-    memory.allow(from);
-    memory.allow(begins);
-    memory.allow(order);
-    memory.allow(table, true);
-    const AddRows arguments{table.data(), from.data(), begins.data(),  order.data(),
-                            kCount,       kSize,       fresh ? 1u : 0u};
+    const AddRows arguments{memory.write(table),
+                            memory.read(from),
+                            memory.read(begins),
+                            memory.read(order),
+                            kCount,
+                            kSize,
+                            fresh ? 1u : 0u};
     ASSERT_EQ(run_kernel("baton_add_rows", arguments, 4, memory), std::nullopt);
     EXPECT_EQ(table, wanted);
   }
@@ -372,9 +359,7 @@ TEST(SumSquares, IsTheOptimizers) {
   std::vector<double> wanted(blocks), squares(blocks);
   optimizer.sum_squares(0, gradients.data(), 3, wanted.data());
   EmulatedMemory memory;
-  memory.allow(gradients);
-  memory.allow(squares, true);
-  const SumSquares arguments{gradients.data(), squares.data(), map.size, 3};
+  const SumSquares arguments{memory.read(gradients), memory.write(squares), map.size, 3};
   ASSERT_EQ(run_kernel("baton_sum_squares", arguments, 2, memory), std::nullopt);
   EXPECT_EQ(squares, wanted);
 }

@@ -1,9 +1,9 @@
 // What transfers between devices cost the kernels that run beside them: a product of matrices by
 // cuBLASLt, which needs every multiprocessor, alone and with transfers both ways.
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/machine/transfer_pair.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/gpudirect/reference/blas_times.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -12,54 +12,45 @@ namespace {
 constexpr size_t kWorkspace = 64 << 20;
 constexpr int kQueued = 10;  // products at a time
 
-// c = a^T b of square matrices of bf16.
+// Products of square matrices of bf16.
 class Products {
  public:
-  Products(const Device& device, const CublasLt& blas, size_t size)
-      : device_(device), blas_(blas), size_(size) {}
-  ~Products() {
-    if (layout_ != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout_);
-    if (description_ != nullptr) blas_.cublasLtMatmulDescDestroy(description_);
-    if (handle_ != nullptr) blas_.cublasLtDestroy(handle_);
-  }
-  Products(const Products&) = delete;
-  Products& operator=(const Products&) = delete;
+  explicit Products(const Device& device) : device_(device) {}
 
-  absl::Status open() {
+  absl::Status open(const CublasLt& blas, size_t size) {
     const Device::Current current(device_);
     if (!current.status().ok()) return current.status();
-    const int32_t transposed = kTransposed;
-    const auto size = static_cast<int64_t>(size_);
-    int result = blas_.cublasLtCreate(&handle_);
-    if (result == 0) {
-      result = blas_.cublasLtMatmulDescCreate(&description_, kComputeFloat, kRealFloat);
-    }
-    if (result == 0) {
-      result = blas_.cublasLtMatmulDescSetAttribute(description_, kTransposeA, &transposed,
-                                                    sizeof transposed);
-    }
-    if (result == 0) {
-      result = blas_.cublasLtMatrixLayoutCreate(&layout_, kRealBf16, size_, size_, size);
-    }
-    if (absl::Status status = said(result); !status.ok()) return status;
-    if (absl::Status status = choose(); !status.ok()) return status;
-    const size_t bytes = matrix();
-    auto memory =
-        DeviceSlab::create(device_, 3 * bytes + kWorkspace, {.rdma = false, .shareable = false});
+    const size_t matrix = size * size * sizeof(uint16_t), numbers = 2 * matrix;
+    auto memory = DeviceSlab::create(device_, numbers + size * size * sizeof(float) + kWorkspace,
+                                     {.rdma = false, .shareable = false});
     if (!memory.ok()) return memory.status();
     memory_ = *std::move(memory);
+    const DevicePointer at = memory_->span().data, sums = at + numbers;
+    const auto side = static_cast<uint32_t>(size);
+    auto queue = product_by_blas(blas,
+                                 {.w = pointer_of<const uint16_t>(at),
+                                  .c = pointer_of<float>(sums),
+                                  .m = side,
+                                  .n = side,
+                                  .k = side,
+                                  .ldc = side,
+                                  .rounded = pointer_of<const uint16_t>(at + matrix)},
+                                 sums + size * size * sizeof(float), kWorkspace,
+                                 device_.stream(Direction::kBetween));
+    if (!queue.ok()) return queue.status();
+    queue_ = *std::move(queue);
     auto pages = RegisteredPages::make(device_, kRigCopy);
     if (!pages.ok()) return pages.status();
     // Numbers of which no two are alike: zeros need less power.
-    std::mt19937 random(size_);
-    auto* const numbers = (*pages)->as<uint16_t>();
+    std::mt19937 random(side);
+    auto* const words = (*pages)->as<uint16_t>();
     for (size_t i = 0; i < kRigCopy / 2; ++i) {
-      numbers[i] = static_cast<uint16_t>((random() & 0x8000u) | (0x3e00u + (random() & 0x1ffu)));
+      words[i] = static_cast<uint16_t>((random() & 0x8000u) | (0x3e00u + (random() & 0x1ffu)));
     }
     const Stream stream = device_.stream(Direction::kToDevice);
-    for (size_t at = 0; at < 2 * bytes; at += kRigCopy) {
-      absl::Status status = queue_copy(device_, memory_->span().data + at, (*pages)->address(),
-                                       std::min(kRigCopy, 2 * bytes - at), stream);
+    for (size_t done = 0; done < numbers; done += kRigCopy) {
+      absl::Status status = queue_copy(device_, at + done, (*pages)->address(),
+                                       std::min(kRigCopy, numbers - done), stream);
       if (!status.ok()) return status;
     }
     return wait_for(device_, stream);
@@ -76,61 +67,19 @@ class Products {
   }
   // kQueued of them.
   absl::Status run() {
-    const Stream stream = device_.stream(Direction::kBetween);
     {
       const Device::Current current(device_);
       if (!current.status().ok()) return current.status();
-      const float one = 1, zero = 0;
-      const DevicePointer at = memory_->span().data;
-      const auto* const a = pointer_of<const void>(at);
-      const auto* const b = pointer_of<const void>(at + matrix());
-      auto* const c = pointer_of<void>(at + 2 * matrix());
-      auto* const workspace = pointer_of<void>(at + 3 * matrix());
       for (int i = 0; i < kQueued; ++i) {
-        absl::Status status = said(
-            blas_.cublasLtMatmul(handle_, description_, &one, a, layout_, b, layout_, &zero, c,
-                                 layout_, c, layout_, &algorithm_, workspace, kWorkspace, stream));
-        if (!status.ok()) return status;
+        if (absl::Status status = queue_(); !status.ok()) return status;
       }
     }
-    return wait_for(device_, stream);
+    return wait_for(device_, device_.stream(Direction::kBetween));
   }
 
  private:
-  size_t matrix() const { return size_ * size_ * sizeof(uint16_t); }
-  static absl::Status said(int result) {
-    if (result == 0) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("cuBLASLt failed with status ", result));
-  }
-  absl::Status choose() {
-    BlasPreference preference = nullptr;
-    int result = blas_.cublasLtMatmulPreferenceCreate(&preference);
-    if (result != 0) return said(result);
-    const uint64_t workspace = kWorkspace;
-    BlasChoice choice;
-    int found = 0;
-    result = blas_.cublasLtMatmulPreferenceSetAttribute(preference, kMostWorkspace, &workspace,
-                                                        sizeof workspace);
-    if (result == 0) {
-      result =
-          blas_.cublasLtMatmulAlgoGetHeuristic(handle_, description_, layout_, layout_, layout_,
-                                               layout_, preference, 1, &choice, &found);
-    }
-    blas_.cublasLtMatmulPreferenceDestroy(preference);
-    if (result == 0 && (found == 0 || choice.state != 0)) {
-      return absl::NotFoundError("cuBLASLt has no algorithm for this product");
-    }
-    algorithm_ = choice.algorithm;
-    return said(result);
-  }
-
   const Device& device_;
-  const CublasLt& blas_;
-  const size_t size_;
-  BlasHandle handle_ = nullptr;
-  BlasDescription description_ = nullptr;
-  BlasLayout layout_ = nullptr;
-  BlasAlgorithm algorithm_;
+  std::function<absl::Status()> queue_;
   std::unique_ptr<DeviceSlab> memory_;
 };
 
@@ -182,8 +131,8 @@ absl::StatusOr<std::vector<Figure>> take_overlap_figures(
   auto pair = TransferPair::make(device, false, false, sizes.transfer);
   if (!pair.ok()) return pair.status();
   if (absl::Status settled = (*pair)->settle(); !settled.ok()) return settled;
-  Products products(device, **blas, sizes.product);
-  absl::Status status = products.open();
+  Products products(device);
+  absl::Status status = products.open(**blas, sizes.product);
   if (status.ok()) status = products.run();
   if (!status.ok()) return status;
   const auto before = products.time(sizes.product_seconds);

@@ -1,7 +1,6 @@
 // What takes the figures on a GPU, over the fake: its figures mean nothing, but they come, and the
 // bytes are compared.
 #include "tests/gpudirect/fake/installed_fake.h"
-#include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/test.h"
 
@@ -73,18 +72,6 @@ TEST(MachineRig, TakesEveryFigure) {
                             "planner within 1.10 of the best fixed way, uneven lists",
                             "planner's measurement"));
   }
-  fake.expect_clean();
-}
-
-TEST(MachineRig, TakesTheFiguresOfCollectives) {
-  InstalledFake fake({},
-                     {.kernels = FakeDriver::image(), .table = CopyTable{}, .sums = SumCosts{}});
-  const auto figures = take_collective_figures({.bytes = 100'000, .rounds = 2});
-  EXPECT_THAT(names_of(figures), ElementsAre("all_reduce on a device, staging.sums=kernel",
-                                             "all_reduce on a device, staging.sums=cpus",
-                                             "all_reduce on a device, staging.sums=auto",
-                                             "sums are chosen within 1.15 of the better way"));
-  EXPECT_GT(fake.fake().calls_of("cuLaunchKernel"), 0u);
   fake.expect_clean();
 }
 

@@ -1,5 +1,4 @@
 // The figures of moving device memory, on this machine's GPU.
-#include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
 #include "tests/test.h"
@@ -25,11 +24,6 @@ TEST_F(FiguresOnThisMachine, Overlap) {
   });
 }
 TEST_F(FiguresOnThisMachine, Planner) { print(take_planner_figures); }
-TEST_F(FiguresOnThisMachine, Collectives) {
-  print([](const Device&, const Launcher&, const TransferSizes&) {
-    return take_collective_figures(CollectiveSizes{});
-  });
-}
 
 }  // namespace
 }  // namespace baton::gpudirect

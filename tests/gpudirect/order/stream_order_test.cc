@@ -80,46 +80,39 @@ class StreamOrder : public StagedPair, public testing::WithParamInterface<const 
   DevicePointer spare_ = 0;
 };
 
+// Named by itself, or by an event on it.
 TEST_P(StreamOrder, AWriteSendsWhatItsStreamMakesBeforeIt) {
   begin();
-  gpu_->write(a_.at, std::string(kSent, 'o'));
-  gpu_->write(spare_, std::string(kSent, 'n'));
-  gpu_->write(b_.at, std::string(kSent, '-'));
-  stop_stream();
-  copy(a_.at, spare_);
-  TransferRequest write = ordered(Op::kWrite);
-  write.after = stream();
-  const auto id = a_.worker->submit(write);
-  ASSERT_TRUE(id.ok()) << id.status();
-  copy(spare_, b_.at);  // what comes later on the stream is not waited for
-  drive_a_while();
-  EXPECT_EQ(state(*id), TransferState::kActive);
-  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-')) << "it did not wait";
-  let_go();
-  ASSERT_TRUE(finish(*id).ok());
-  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
-}
-
-TEST_P(StreamOrder, AnEventIsAsGoodAsItsStream) {
-  begin();
-  gpu_->write(spare_, std::string(kSent, 'n'));
-  stop_stream();
-  copy(a_.at, spare_);
   gpudirect::Event event = nullptr;
   {
     const Device::Current current(*device_);
     ASSERT_EQ(driver_.cuEventCreate(&event, gpudirect::kEventDisableTiming), kSuccess);
-    ASSERT_EQ(driver_.cuEventRecord(event, stream_), kSuccess);
   }
-  TransferRequest write = ordered(Op::kWrite);
-  write.after_event = {0, event};
-  const auto id = a_.worker->submit(write);
-  ASSERT_TRUE(id.ok()) << id.status();
-  drive_a_while();
-  EXPECT_EQ(state(*id), TransferState::kActive);
-  let_go();
-  ASSERT_TRUE(finish(*id).ok());
-  EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
+  for (const bool by_event : {false, true}) {
+    gpu_->write(a_.at, std::string(kSent, 'o'));
+    gpu_->write(spare_, std::string(kSent, 'n'));
+    gpu_->write(b_.at, std::string(kSent, '-'));
+    stop_stream();
+    copy(a_.at, spare_);
+    TransferRequest write = ordered(Op::kWrite);
+    if (by_event) {
+      const Device::Current current(*device_);
+      ASSERT_EQ(driver_.cuEventRecord(event, stream_), kSuccess);
+      write.after_event = {0, event};
+    } else {
+      write.after = stream();
+    }
+    const auto id = a_.worker->submit(write);
+    ASSERT_TRUE(id.ok()) << id.status();
+    copy(spare_, b_.at);  // what comes later on the stream is not waited for
+    drive_a_while();
+    EXPECT_EQ(state(*id), TransferState::kActive);
+    EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-')) << "it did not wait";
+    let_go();
+    ASSERT_TRUE(finish(*id).ok());
+    EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
+    gpu_->run_all();
+  }
   device_->give_back([&] { driver_.cuEventDestroy(event); });
 }
 

@@ -1,6 +1,6 @@
 // Whatever call of the driver fails, wherever gpudirect is: an error is said or all is done, and
 // nothing is left behind or breaks a rule.
-#include "tests/gpudirect/mutants/flows.h"
+#include "tests/gpudirect/flows/flows.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 

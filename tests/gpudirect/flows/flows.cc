@@ -1,5 +1,5 @@
-// Each part of gpudirect as one program, over the fake or over a table that a test put before it.
-#include "tests/gpudirect/mutants/flows.h"
+// Each part of gpudirect as one program over the fake.
+#include "tests/gpudirect/flows/flows.h"
 
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/memory_place.h"

@@ -1,6 +1,6 @@
 // All of gpudirect beside an application that uses CUDA too: what it records, and the contexts of
 // its own, are as if nobody else were there.
-#include "tests/gpudirect/mutants/flows.h"
+#include "tests/gpudirect/flows/flows.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {

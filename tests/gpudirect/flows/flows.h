@@ -1,5 +1,5 @@
 // What gpudirect does, each part of it as one short program over the fake: for tests that let every
-// call fail, and for those that break one call after the other.
+// call fail, and for those with an application beside it.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@ namespace baton::gpudirect {
 struct Flow {
   const char* name;
   // OK: all was done and every byte is where it should be. DataLoss: nobody said an error, and it
-  // is not. `driver`: the fake's table, or one that a test has put before it.
+  // is not. `driver`: the fake's table.
   absl::Status (*run)(FakeDriver& fake, const Driver& driver);
   Attributes (*attributes)() = h100;
 };
