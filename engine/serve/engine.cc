@@ -347,7 +347,6 @@ void Engine::run(const StepPlan& plan) {
                             .begin = begin,
                             .end = clock_.now()});
   }
-  if (tiers_ != nullptr) tell_tiers(plan, status, clock_.now() - begin);
   if (plan.streaming != nullptr) {
     if (hook_.stalled_at().has_value()) {
       stats_.tokens_computed -= plan.chunks[0].tokens;
@@ -369,19 +368,6 @@ void Engine::run(const StepPlan& plan) {
       finish(sequence, FinishReason::kError, status);
     }
   }
-}
-
-// What a step tells of what computing costs, and loading.
-void Engine::tell_tiers(const StepPlan& plan, const absl::Status& status, Time took) {
-  if (plan.streaming != nullptr) {
-    if (plan.streaming->source == &*tier_loads_) {
-      tiers_->note_streamed(plan.streaming->load, took - hook_.waited());
-    }
-    return;
-  }
-  tiers_->note_step();
-  if (!status.ok() || plan.chunks.size() != 1) return;
-  tiers_->note_computed(plan.chunks[0].sequence->computed, plan.chunks[0].tokens, took);
 }
 
 // The logits behind a token of a prompt rate the token that comes next in it.

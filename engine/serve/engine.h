@@ -176,7 +176,6 @@ class Engine {
   absl::Status look_at_runner(absl::Status status);
   bool end_all();
   absl::Status compute(const StepPlan& plan);
-  void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
   void let_runner_draw(const StepPlan& plan);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);

@@ -186,7 +186,7 @@ bool Scheduler::admit(Sequence* sequence) {
 
   size_t in_tiers = 0;
   if (tiers_ != nullptr && !sequence->local_only) {
-    const std::optional<size_t> found = tiers_->worth_loading(chain, match.blocks);
+    const std::optional<size_t> found = tiers_->find(chain, match.blocks);
     if (!found.has_value()) return false;  // soon
     in_tiers = *found * kBlockTokens;
   }
