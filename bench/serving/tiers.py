@@ -1,15 +1,14 @@
-"""Loading KV from a tier or computing it: which is quicker for prompts of each length, and which one the engine picks.
+"""Loading KV from a tier beside computing it, for prompts of each length.
 
 usage: tiers.py BATON [--tiers disk,peer] [--lengths N,...] [--prompts N] [--rounds N] [--threads N]
                 [--model FOLDER|tiny] [--folder DIR] [--json FILE]
 
-For each tier (`disk`: a file in DIR, where the NVMe is; `peer`: a `baton kv_store`; `host`: host memory) three servers of one
-model, each with what it keeps for itself: one that always loads, one that never does, and one that does what it takes for
-quicker (`--kv-load`). Their caches have room for one prompt, so every prompt that is asked again is found in the tier alone. All
-are asked the same, in turns, one request at a time: first every prompt once, so that it is kept; then once more, a round to learn
-from that is not counted; then N rounds. Each round has N prompts of each length, in an order of its own, and each prompt is one
-that was not asked again before. Prints the medians of the time to the first token, what was picked, and the share of picks that
-were the quicker one by these medians, or within 5 % of it; writes all of it to FILE, for `scripts/make_tables --take tiers FILE`.
+For each tier (`disk`: a file in DIR, where the NVMe is; `peer`: a `baton kv_store`; `host`: host memory) two servers of one
+model, one with the tier and one without. Their caches have room for one prompt, so every prompt that is asked again is found in
+the tier alone. Both are asked the same, in turns, one request at a time: first every prompt once, so that it is kept; then once
+more, a round that is not counted; then N rounds. Each round has N prompts of each length, in an order of its own, and each
+prompt is one that was not asked again before. Prints the medians of the time to the first token, and writes them to FILE, for
+`scripts/make_tables --take tiers FILE`.
 
 The model is one with random weights (hidden 576, 8 layers, 29 million parameters, contexts of 8,192), made on the first run in
 build/serving/tiers; or the one in FOLDER; or `tiny`, one with 150,000 parameters, of which short prompts are computed sooner than
@@ -32,10 +31,9 @@ import urllib.request
 
 from crowd import ROOT, servers
 
-HOW = ("always", "never", "quicker")
+HOW = ("loaded", "computed")
 BLOCK = 16
-ALIKE = 1.05  # times of this ratio are no difference
-ASKED = "vllm:external_prefix_cache_queries_total"  # tokens that the cache did not have
+CACHED = "baton_prefix_cached_tokens_total"
 
 
 class Store:
@@ -59,7 +57,7 @@ class Engine:
 
     def __init__(self, baton, how, flags, log):
         self.how = how
-        self.server = servers.Server(baton, log, "--role", "all", "--kv-load", how, "--kv-salt", how, *flags)
+        self.server = servers.Server(baton, log, "--role", "all", *flags)
         at = urllib.parse.urlsplit(self.server.url)
         self.connection = http.client.HTTPConnection(at.hostname, at.port, timeout=600)
 
@@ -72,30 +70,23 @@ class Engine:
         text = answer.read()
         took = time.monotonic() - begin
         if answer.status != 200:
-            raise RuntimeError(f"--kv-load {self.how}: {answer.status} {text.decode()[:300]}")
+            raise RuntimeError(f"{self.how}: {answer.status} {text.decode()[:300]}")
         return took
 
     def metrics(self):
-        """{name: value} of the tiers, all of one moment."""
+        """{name: value} of cache and tiers, all of one moment."""
         with urllib.request.urlopen(self.server.url + "/metrics", timeout=60) as page:
-            lines = [line.split() for line in page.read().decode().splitlines() if line.startswith(("baton_kv_tier_", ASKED))]
-        return {name.split("{")[0] if name.startswith(ASKED) else name: float(value) for name, value in lines}
-
-    def until(self, so, what, patience=60):
-        """What the metrics are when that is so."""
-        end = time.monotonic() + patience
-        while not so(now := self.metrics()):
-            if time.monotonic() > end:
-                raise RuntimeError(f"--kv-load {self.how}: {what} in {patience} s")
-            time.sleep(0.001)
-        return now
+            lines = [line.split() for line in page.read().decode().splitlines() if line.startswith(("baton_kv_tier_", CACHED))]
+        return {name: float(value) for name, value in lines}
 
     def ready(self, dice):
         """Waits until the tier takes what it is given: a store that has not answered yet has no part in a save."""
+        if self.how == "computed":
+            return
         end = time.monotonic() + 60
         while not self.metrics()["baton_kv_tier_blocks_saved_total"]:
             if time.monotonic() > end:
-                raise RuntimeError(f"--kv-load {self.how}: the tier took nothing in 60 s")
+                raise RuntimeError("the tier took nothing in 60 s")
             self.ask(prompt_of(dice, BLOCK))
             time.sleep(0.05)
 
@@ -105,14 +96,18 @@ class Engine:
             return now["baton_kv_tier_blocks_saved_total"] + now["baton_kv_tier_blocks_dropped_total"]
         want = settled(self.metrics()) + (len(prompt) - 1) // BLOCK
         self.ask(prompt)
-        self.until(lambda now: settled(now) >= want, f"the tier did not take a prompt of {len(prompt)} tokens")
+        end = time.monotonic() + 60
+        while self.how == "loaded" and settled(self.metrics()) < want:
+            if time.monotonic() > end:
+                raise RuntimeError(f"the tier did not take a prompt of {len(prompt)} tokens in 60 s")
+            time.sleep(0.001)
 
     def again(self, prompt):
         """(seconds to the first token, of how many tokens the KV was loaded); nothing where the cache still had some of it"""
         before = self.metrics()
         took = self.ask(prompt)
-        after = self.until(lambda now: now[ASKED] > before[ASKED], "a request was not counted")
-        if after[ASKED] - before[ASKED] < len(prompt):
+        after = self.metrics()
+        if after[CACHED] > before[CACHED]:
             return None
         return took, int(after["baton_kv_tier_tokens_total"] - before["baton_kv_tier_tokens_total"])
 
@@ -132,12 +127,14 @@ def checkpoint(model):
     return str(folder)
 
 
-def flags_of(arguments, tier, how, folder, stack):
+def flags_of(arguments, tier, folder, stack):
     # A prompt of the longest kind, what is being kept of the one before, and no more.
     longest = max(arguments.lengths) // BLOCK + 2
     flags = ["--model", arguments.model, "--threads", str(arguments.threads), "--blocks", str(longest + longest // 8 + 4)]
+    if tier is None:
+        return flags
     if tier == "disk":
-        return flags + ["--kv-disk", str(folder / how), "--kv-disk-gib", str(arguments.gib)]
+        return flags + ["--kv-disk", str(folder), "--kv-disk-gib", str(arguments.gib)]
     if tier == "host":
         return flags + ["--kv-host-mib", str(int(arguments.gib * 1024))]
     store = Store(arguments.baton, int(arguments.gib * 1024))
@@ -165,7 +162,7 @@ def measure(arguments, tier, folder, log):
     with contextlib.ExitStack() as stack:
         engines = []
         for how in HOW:
-            engines.append(Engine(arguments.baton, how, flags_of(arguments, tier, how, folder, stack), log))
+            engines.append(Engine(arguments.baton, how, flags_of(arguments, tier if how == "loaded" else None, folder, stack), log))
             stack.callback(engines[-1].stop)
             engines[-1].ready(dice)
         for prompts in rounds:
@@ -185,25 +182,14 @@ def measure(arguments, tier, folder, log):
 
 def rows_of(tier, found):
     rows = []
-    for length in found["quicker"]:
+    for length in found["loaded"]:
         if not all(found[how][length] for how in HOW):
             raise RuntimeError(f"{tier}: prompts of {length} tokens were in the cache all the time: ask more, --prompts or --rounds")
-        seconds = {how: statistics.median(took for took, _ in found[how][length]) for how in HOW}
-        if any(loaded < length for _, loaded in found["always"][length]):
+        if any(loaded < length for _, loaded in found["loaded"][length]):
             raise RuntimeError(f"{tier}: not all of a prompt of {length} tokens was found: give it more room, --gib")
-        if any(loaded for _, loaded in found["never"][length]):
-            raise RuntimeError("KV was loaded with --kv-load never")
-        picks = [loaded > 0 for _, loaded in found["quicker"][length]]
-        alike = max(seconds["always"], seconds["never"]) <= ALIKE * min(seconds["always"], seconds["never"])
-        quicker = seconds["always"] < seconds["never"]
-        rows.append({"tier": tier, "tokens": length, "loaded_ms": 1000 * seconds["always"],
-                     "computed_ms": 1000 * seconds["never"], "own_ms": 1000 * seconds["quicker"], "picks": len(picks),
-                     "picked_load": sum(picks), "right": len(picks) if alike else picks.count(quicker)})
+        rows.append({"tier": tier, "tokens": length,
+                     **{f"{how}_ms": 1000 * statistics.median(took for took, _ in found[how][length]) for how in HOW}})
     return rows
-
-
-def share_of(rows):
-    return sum(row["right"] for row in rows) / sum(row["picks"] for row in rows)
 
 
 def parse():
@@ -246,24 +232,18 @@ def main():
     try:
         with open(home / "log", "w") as log:
             for tier in arguments.tiers:
-                for how in HOW:
-                    (folder / how).mkdir(exist_ok=True)
                 rows += rows_of(tier, measure(arguments, tier, folder, log))
     except RuntimeError as error:
         sys.exit(f"tiers: {error}; the servers' log is {home / 'log'}")
     finally:
         shutil.rmtree(folder)
-    print(f"{'tier':5} {'tokens':>6} {'loaded':>9} {'computed':>9} {'own pick':>9}   picks that load")
+    print(f"{'tier':5} {'tokens':>6} {'loaded':>9} {'computed':>9}")
     for row in rows:
-        print(f"{row['tier']:5} {row['tokens']:6} {row['loaded_ms']:6.1f} ms {row['computed_ms']:6.1f} ms {row['own_ms']:6.1f} ms   "
-              f"{row['picked_load']} of {row['picks']}{'' if row['right'] == row['picks'] else ', wrong: %d' % (row['picks'] - row['right'])}")
-    shares = {tier: share_of([row for row in rows if row["tier"] == tier]) for tier in arguments.tiers}
-    for tier, share in shares.items():
-        print(f"{tier}: {share:.3f} of the picks were the quicker one, or within 5 % of it (goal 0.95)")
+        print(f"{row['tier']:5} {row['tokens']:6} {row['loaded_ms']:6.1f} ms {row['computed_ms']:6.1f} ms")
     if arguments.json is not None:
         settings = {name: str(value) if isinstance(value, pathlib.Path) else value for name, value in vars(arguments).items()
                     if name not in ("json", "baton", "folder")}
-        arguments.json.write_text(json.dumps({"settings": settings, "shares": shares, "rows": rows}) + "\n")
+        arguments.json.write_text(json.dumps({"settings": settings, "rows": rows}) + "\n")
     return 0
 
 

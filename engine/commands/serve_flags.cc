@@ -189,12 +189,6 @@ void add_tier_flags(CLI::App& app, ServeFlags& flags) {
                  "... and in a process that several servers share: address of a `baton kv_store`")
       ->check(host_and_port())
       ->type_name("HOST:PORT");
-  add_choice<serve::LoadWhen>(
-      app, "--kv-load", &flags.engine.tiers.load,
-      {{"quicker", serve::LoadWhen::kQuicker},
-       {"always", serve::LoadWhen::kAlways},
-       {"never", serve::LoadWhen::kNever}},
-      "load kept KV where that measured quicker than computing; always; or never, for comparison");
   app.add_option("--kv-salt", flags.engine.tiers.salt,
                  "only servers with the same salt find each other's KV");
 }
@@ -312,12 +306,6 @@ absl::Status check_device(const ServeFlags& flags) {
 
 // A router's flag given to another role would be ignored, and the wrong server started.
 absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Option*>& of_router) {
-  if (flags.engine.tiers.load != serve::LoadWhen::kQuicker && flags.kv_host_mib == 0 &&
-      flags.engine.tiers.disk.empty() && flags.kv_store.empty()) {
-    return absl::InvalidArgumentError(
-        "--kv-load needs a KV tier to load from: add --kv-host-mib, --kv-disk or --kv-store, or "
-        "leave it out");
-  }
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError("--kv-agent is for servers that compute: leave it out here");

@@ -19,22 +19,11 @@ bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request) 
   return request.stream && asked.header(absl::AsciiStrToLower(kWaitsForHeader)) != "answer";
 }
 
-serve::WorkAhead work_of(const ApiRequest& request,
-                         const std::vector<std::vector<int32_t>>& prompts, bool first_token) {
-  serve::WorkAhead work{.max_output = static_cast<size_t>(request.sampling.max_tokens),
-                        .stream = first_token,
-                        .choices = request.choices()};
-  for (const std::vector<int32_t>& prompt : prompts) {
-    work.prompt_tokens += prompt.size() * static_cast<size_t>(request.n);
-  }
-  return work;
-}
-
 absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
                                std::shared_ptr<const ApiRequest> request,
                                std::vector<std::vector<int32_t>> prompts) {
-  const absl::Status admitted = host.engine.admit(
-      work_of(*request, prompts, waits_for_first_token(exchange->request(), *request)));
+  const absl::Status admitted =
+      host.engine.admit(waits_for_first_token(exchange->request(), *request), request->choices());
   if (!admitted.ok()) return admitted;
   std::vector<size_t> lengths;
   for (const std::vector<int32_t>& prompt : prompts) lengths.push_back(prompt.size());
@@ -55,7 +44,6 @@ void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
     request.resume_tokens = request_->resume_tokens;
     request.sampling = request_->sampling;
     request.sampling.seed = seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n));
-    request.streamed = first_token_;
     request.prefill_address = request_->prefill_address;
     request.remote_prefill = request_->remote_prefill;
     request.hand_over = request_->hand_over;

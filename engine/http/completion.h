@@ -60,10 +60,6 @@ struct CompletionHost {
 // True if the requester needs only the first token for now.
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request);
 
-// The work that an answer to `request` takes, given its prompts' tokens.
-serve::WorkAhead work_of(const ApiRequest& request,
-                         const std::vector<std::vector<int32_t>>& prompts, bool first_token);
-
 // Made by start(); lives until its last event. A client that leaves, at whatever moment, has all
 // its choices aborted. A choice that fails ends the others: before the first byte of the answer the
 // client gets an error's status, in a stream an event with the error.

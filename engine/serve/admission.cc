@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_format.h"
@@ -12,10 +13,7 @@
 namespace baton::engine::serve {
 namespace {
 
-constexpr double kRemembered = 2;       // seconds of work that the rate is averaged over
-constexpr double kStepsRemembered = 5;  // ... and what a step costs
-constexpr double kEnough = 8, kFar = 4, kAlike = 0.01;
-constexpr double kNewAnswer = 0.1;  // weight of one answer in mean output and computed part
+constexpr double kRemembered = 64;  // requests that a rate is averaged over
 constexpr size_t kLeavers = 8;      // so many, within kLately, are no accident: at first
 constexpr Time kLately = std::chrono::seconds(10);
 constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses no request
@@ -23,8 +21,6 @@ constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuse
 // when one leaves who was taken since it last did, since those before know nothing of that, and
 // grows by a step with each answered client: so that few leave, whatever disturbs the forecasts.
 constexpr double kShrink = 0.93, kGrow = 0.0001, kLeast = 0.25, kMost = 0.97;
-constexpr size_t kMostFollowers = 32;
-constexpr double kFollowed = 0.6;   // the part of the plan in which one with followers is answered
 constexpr double kProbing = 0.001;  // the plan grows by so much per second, to find patience grown
 
 Time from_seconds(double value) {
@@ -33,100 +29,26 @@ Time from_seconds(double value) {
 
 }  // namespace
 
-size_t Admission::expected_output(size_t max_output) const {
-  return std::min(max_output, static_cast<size_t>(std::lround(mean_output_)));
+void Admission::Served::add(double more) {
+  const double keep = std::exp(-more / kRemembered);
+  requests = requests * keep + more;
+  seconds *= keep;
 }
 
 bool Admission::knows(const Patience& patience, Time now) const {
   return patience.value.has_value() && now - patience.used < kForgotten;
 }
 
-std::optional<Time> Admission::longest(bool stream, Time now, double part) const {
+std::optional<Time> Admission::limit(bool stream, Time now) const {
   std::optional<Time> most;
   if (options_.max_wait > Time{0}) most = options_.max_wait;
   const Patience& patience = patience_[stream ? 1 : 0];
   if (knows(patience, now)) {
     const double grown = 1 + kProbing * seconds_of(now - patience.learned);
-    const Time waits = from_seconds(seconds_of(*patience.value) * part * grown);
+    const Time waits = from_seconds(seconds_of(*patience.value) * patience.planned * grown);
     most = most.has_value() ? std::min(*most, waits) : waits;
   }
   return most;
-}
-
-std::optional<Time> Admission::limit(bool stream, Time now) const {
-  return longest(stream, now, patience_[stream ? 1 : 0].planned);
-}
-
-StepCost Admission::cost() const {
-  const double mean_x = steps_.x / steps_.n, mean_y = steps_.y / steps_.n;
-  const double spread = steps_.xx / steps_.n - mean_x * mean_x;
-  // Steps of one size do not tell the fixed cost from the cost per token.
-  const double slope = spread > kAlike * mean_x * mean_x
-                           ? (steps_.xy / steps_.n - mean_x * mean_y) / spread
-                           : mean_y / mean_x;
-  const double per_token = std::clamp(slope, 0.0, mean_y / mean_x);
-  return {.fixed = mean_y - per_token * mean_x, .per_token = per_token};
-}
-
-std::vector<Pending> Admission::fresh_queue(const Backlog& backlog) const {
-  std::vector<Pending> queue = backlog.queue;
-  for (Pending& one : queue) {
-    if (one.begun) continue;
-    const double tokens = computed_part_ * static_cast<double>(one.prompt);
-    one.prompt = std::max<size_t>(static_cast<size_t>(tokens), 1);
-  }
-  return queue;
-}
-
-size_t Admission::followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
-                               Time limit) const {
-  const auto others =
-      static_cast<size_t>(std::llround(std::max(arrived_ - static_cast<double>(choices), 0.0)));
-  size_t count = std::min({std::max<size_t>(sizes.places, 1) - 1, kMostFollowers, others});
-  for (; count > 0; count -= std::max<size_t>(count / 4, 1)) {
-    const std::vector<Pending> alike(choices + count, choice);
-    const double ends = forecast({}, alike, sizes, cost())[choices - 1];
-    if (ends <= kFollowed * seconds_of(limit)) break;
-  }
-  return count;
-}
-
-Admission::Outlook Admission::look_ahead(const Backlog& backlog, const WorkAhead& work,
-                                         Time now) const {
-  std::vector<Pending> queue = fresh_queue(backlog);
-  const std::vector<double> before = forecast(backlog.batch, queue, backlog.sizes, cost());
-  const double prompt = computed_part_ * static_cast<double>(work.prompt_tokens) /
-                        static_cast<double>(std::max<size_t>(work.choices, 1));
-  const Pending choice{.arrival = now,
-                       .prompt = std::max<size_t>(static_cast<size_t>(prompt), 1),
-                       .output = expected_output(work.max_output),
-                       .stream = work.stream};
-  queue.insert(queue.end(), work.choices, choice);
-  const std::vector<double> after = forecast(backlog.batch, queue, backlog.sizes, cost());
-  Outlook outlook;
-  // Others come behind it and share its steps. Without them in mind it would be planned so tightly
-  // that all of them are refused for its sake, and the engine runs empty until it has ended.
-  if (const std::optional<Time> most = limit(work.stream, now); most.has_value()) {
-    queue.insert(queue.end(),
-                 followers_of(choice, std::max<size_t>(work.choices, 1), backlog.sizes, *most),
-                 choice);
-  }
-  const std::vector<double> followed = forecast(backlog.batch, queue, backlog.sizes, cost());
-  for (size_t i = 0; i < after.size(); ++i) {
-    if (i >= before.size()) {
-      outlook.expected = std::max(outlook.expected, followed[i]);
-      continue;
-    }
-    const size_t in_batch = backlog.batch.size();
-    const Pending& other = i < in_batch ? backlog.batch[i] : queue[i - in_batch];
-    const std::optional<Time> planned = limit(other.stream, now), most = longest(other.stream, now);
-    if (!planned.has_value() || after[i] <= before[i]) continue;
-    // Nothing harms those that are too late in any case.
-    const double waited = seconds_of(now - other.arrival);
-    outlook.harms |=
-        waited + after[i] > seconds_of(*planned) && waited + before[i] <= seconds_of(*most);
-  }
-  return outlook;
 }
 
 absl::Status Admission::refuse(std::string_view why, double again) {
@@ -137,85 +59,45 @@ absl::Status Admission::refuse(std::string_view why, double again) {
   return status;
 }
 
-absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Time now) {
-  const double within = seconds_of(limit(work.stream, now).value_or(std::chrono::seconds(1)));
-  arrived_ *= std::exp(-seconds_of(now - arrived_at_) / within);
-  arrived_ += static_cast<double>(std::max<size_t>(work.choices, 1));
-  arrived_at_ = now;
+absl::Status Admission::admit(const Backlog& backlog, bool stream, size_t choices, Time now) {
   // Alone it could not be quicker, and refusing it for ever would not help.
-  if (backlog.prompt_tokens + backlog.output_tokens == 0) return absl::OkStatus();
+  if (backlog.requests + backlog.arriving == 0) return absl::OkStatus();
   // No request overtakes those who wait.
-  const size_t places = backlog.waiting > 0 ? 0 : backlog.free_places;
-  const size_t waiting = backlog.waiting + backlog.arriving - std::min(backlog.arriving, places);
-  const bool waits = places < backlog.arriving + work.choices;
-  if (waits && waiting >= options_.max_waiting) {
-    const double ahead = static_cast<double>(backlog.prompt_tokens + backlog.output_tokens);
+  const size_t free =
+      backlog.waiting > 0 ? 0 : backlog.places - std::min(backlog.places, backlog.requests);
+  const size_t waiting = backlog.waiting + backlog.arriving - std::min(backlog.arriving, free);
+  const double rate = (stream ? first_tokens_ : answers_).rate();
+  if (free < backlog.arriving + choices && waiting >= options_.max_waiting) {
     return refuse(
         absl::StrFormat("the queue is full: %d of at most %d requests are waiting; try again later",
                         waiting, options_.max_waiting),
-        rate() > 0 ? ahead / rate() / 2 : 0);
+        rate > 0 ? static_cast<double>(waiting) / rate / 2 : 0);
   }
-  if (steps_.n == 0 || !has_limit(now)) return absl::OkStatus();
-  const Outlook outlook = look_ahead(backlog, work, now);
-  const std::optional<Time> most = limit(work.stream, now);
-  const bool late = most.has_value() && from_seconds(outlook.expected) > *most;
-  if (!late && !outlook.harms) return absl::OkStatus();
+  const std::optional<Time> most = limit(stream, now);
+  if (rate == 0 || !most.has_value()) return absl::OkStatus();
+  const size_t ahead = (stream ? backlog.unbegun : backlog.requests) + backlog.arriving;
+  const double expected = static_cast<double>(ahead + choices) / rate;
+  if (from_seconds(expected) <= *most) return absl::OkStatus();
   for (Patience& patience : patience_) {
     if (knows(patience, now)) patience.used = now;
   }
-  if (!late) {
-    return refuse(
-        "this server is overloaded: this request would delay others whose answers are due; try "
-        "again later",
-        1);
-  }
   return refuse(absl::StrFormat("this server is overloaded: an answer would take %.1f s, longer "
                                 "than the limit of %.1f s; try again later",
-                                outlook.expected, seconds_of(*most)),
-                outlook.expected - seconds_of(*most));
+                                expected, seconds_of(*most)),
+                expected - seconds_of(*most));
 }
 
-std::vector<uint64_t> Admission::too_late(const Backlog& backlog, Time now) {
-  std::vector<uint64_t> ids;
-  if (steps_.n == 0 || backlog.queue.empty() || !has_limit(now)) return ids;
-  std::vector<Pending> batch = backlog.batch;
-  for (const Pending& one : fresh_queue(backlog)) {
-    if (batch.size() >= backlog.sizes.places) break;  // its turn has not come
-    const std::optional<Time> most = longest(one.stream, now);
-    batch.push_back(one);
-    if (!most.has_value() || one.begun) continue;
-    const double ends = forecast(batch, {}, backlog.sizes, cost()).back();
-    if (now - one.arrival + from_seconds(ends) <= *most) continue;
-    batch.pop_back();
-    ids.push_back(one.id);
-    ++refused_;
-  }
-  return ids;
+void Admission::computed(size_t unbegun, size_t begun, Time busy) {
+  answers_.seconds += seconds_of(busy);
+  if (unbegun == 0) return;
+  first_tokens_.seconds += seconds_of(busy);
+  first_tokens_.add(static_cast<double>(begun));
 }
 
-void Admission::computed(size_t tokens, size_t computed, Time busy) {
-  const double keep = std::exp(-seconds_of(busy) / kRemembered);
-  tokens_ = tokens_ * keep + static_cast<double>(tokens);
-  busy_ = busy_ * keep + seconds_of(busy);
-  if (computed == 0 || busy <= Time{0}) return;
-  // A moment in which the machine did something else is no news of what steps cost.
-  const double x = static_cast<double>(computed);
-  const double y = steps_.n < kEnough ? seconds_of(busy)
-                                      : std::min(seconds_of(busy), kFar * cost().of(computed));
-  const double kept = std::exp(-y / kStepsRemembered);
-  for (double* sum : {&steps_.n, &steps_.x, &steps_.y, &steps_.xx, &steps_.xy}) *sum *= kept;
-  steps_.n += 1;
-  steps_.x += x;
-  steps_.y += y;
-  steps_.xx += x * x;
-  steps_.xy += x * y;
-}
-
-void Admission::answered(bool stream, size_t output, double part) {
+void Admission::answered(bool stream) {
+  answers_.add(1);
   Patience& patience = patience_[stream ? 1 : 0];
   patience.planned = std::min(kMost, patience.planned + kGrow);
-  mean_output_ += kNewAnswer * (static_cast<double>(output) - mean_output_);
-  computed_part_ += kNewAnswer * (std::clamp(part, 0.0, 1.0) - computed_part_);
 }
 
 void Admission::left(bool stream, Time waited, Time now) {

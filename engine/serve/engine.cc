@@ -64,7 +64,7 @@ absl::Status Engine::add_request(Request request) {
   if (request.hand_over.has_value()) {
     sequence.send = sessions_->open(*request.hand_over, sequence.prompt_tokens);
   }
-  asks_ += request.asked.has_value() ? 1 : 0;
+  ++(request.asked.has_value() ? asks_ : unbegun_);
   sequence.request = std::move(request);
   requests_.emplace(sequence.request.id, std::move(owned));
 
@@ -85,11 +85,6 @@ bool Engine::abort(uint64_t id) {
   if (it == requests_.end()) return false;
   finish(it->second.get(), FinishReason::kAbort, absl::CancelledError("the request was aborted"));
   return true;
-}
-
-void Engine::refuse(uint64_t id, const absl::Status& why) {
-  const auto it = requests_.find(id);
-  if (it != requests_.end()) finish(it->second.get(), FinishReason::kError, why);
 }
 
 void Engine::abort_all(const absl::Status& why) {
@@ -131,6 +126,7 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
     ++stats_.jobs_finished;
   } else {
     ++stats_.requests_finished;
+    if (sequence->metrics.output_tokens == 0) --unbegun_;
   }
   stats_.preemptions += sequence->metrics.preemptions;
   stats_.cached_tokens += sequence->metrics.cached_tokens;
@@ -347,7 +343,6 @@ void Engine::run(const StepPlan& plan) {
                             .begin = begin,
                             .end = clock_.now()});
   }
-  if (tiers_ != nullptr) tell_tiers(plan, status, clock_.now() - begin);
   if (plan.streaming != nullptr) {
     if (hook_.stalled_at().has_value()) {
       stats_.tokens_computed -= plan.chunks[0].tokens;
@@ -369,19 +364,6 @@ void Engine::run(const StepPlan& plan) {
       finish(sequence, FinishReason::kError, status);
     }
   }
-}
-
-// What a step tells of what computing costs, and loading.
-void Engine::tell_tiers(const StepPlan& plan, const absl::Status& status, Time took) {
-  if (plan.streaming != nullptr) {
-    if (plan.streaming->source == &*tier_loads_) {
-      tiers_->note_streamed(plan.streaming->load, took - hook_.waited());
-    }
-    return;
-  }
-  tiers_->note_step();
-  if (!status.ok() || plan.chunks.size() != 1) return;
-  tiers_->note_computed(plan.chunks[0].sequence->computed, plan.chunks[0].tokens, took);
 }
 
 // The logits behind a token of a prompt rate the token that comes next in it.
@@ -420,6 +402,8 @@ void Engine::advance(const ScheduledChunk& chunk, size_t row) {
   const Time now = clock_.now();
   if (metrics.output_tokens++ == 0) {
     metrics.first_token = now;
+    ++stats_.requests_begun;
+    --unbegun_;
   } else {
     metrics.gaps.push_back(now - metrics.last_token);
   }

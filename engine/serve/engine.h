@@ -78,6 +78,7 @@ struct EngineOptions {
 struct EngineStats {
   uint64_t steps = 0;
   uint64_t tokens_computed = 0;
+  uint64_t requests_begun = 0;  // that have a token
   uint64_t requests_finished = 0;
   uint64_t jobs_finished = 0;  // prompts that other engines have asked for
   uint64_t preemptions = 0;
@@ -142,10 +143,7 @@ class Engine {
   // Prompt and output together.
   size_t max_context() const { return max_context_; }
   EngineStats stats() const;
-  // What live requests have in front of them, with the output that `admission` expects of each.
-  Backlog backlog(const Admission& admission) const;
-  // Ends a request with an error; nothing if there is none with this id.
-  void refuse(uint64_t id, const absl::Status& why);
+  Backlog backlog() const;
   // Where other engines ask for KV (engine/shard/kv_address.h); "" without a session.
   const std::string& kv_address() const { return kv_address_; }
   // What others may know of the prefix cache: BlockManager::watch() and news().
@@ -176,7 +174,6 @@ class Engine {
   absl::Status look_at_runner(absl::Status status);
   bool end_all();
   absl::Status compute(const StepPlan& plan);
-  void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
   void let_runner_draw(const StepPlan& plan);
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
@@ -209,6 +206,7 @@ class Engine {
   std::optional<RemoteLoads> loads_;
   std::vector<uint64_t> asked_;  // requests that other engines have asked for
   size_t asks_ = 0;              // of these, live ones
+  size_t unbegun_ = 0;           // live requests of clients, without a token yet
   uint64_t next_asked_ = uint64_t{1} << 63;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> held_;  // by send: blocks for other engines
   std::optional<CpuRunner> cpu_;

@@ -127,13 +127,11 @@ EngineStats Engine::stats() const {
   return stats;
 }
 
-Backlog Engine::backlog(const Admission& admission) const {
-  Backlog backlog;
-  backlog.free_places =
-      options_.max_sequences - std::min(options_.max_sequences, requests_.size() - asks_);
-  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), admission.has_limit(clock_.now()),
-                         &backlog);
-  return backlog;
+Backlog Engine::backlog() const {
+  return {.requests = requests_.size() - asks_,
+          .unbegun = unbegun_,
+          .waiting = scheduler_.waiting(),
+          .places = options_.max_sequences};
 }
 
 absl::Status Engine::check_integrity() const {

@@ -20,13 +20,6 @@ void refuse(uint64_t id, const std::function<void(const OutputEvent&)>& on_event
             .metrics = &metrics});
 }
 
-void add(const Backlog& more, Backlog* backlog) {
-  backlog->arriving += more.arriving;
-  backlog->prompt_tokens += more.prompt_tokens;
-  backlog->output_tokens += more.output_tokens;
-  backlog->queue.insert(backlog->queue.end(), more.queue.begin(), more.queue.end());
-}
-
 absl::Status stopped() { return stopped_status("this server is shutting down: ask another one"); }
 
 }  // namespace
@@ -58,17 +51,7 @@ uint64_t EngineThread::submit(Request request) {
       refuse(id, request.on_event, stopped());
       return id;
     }
-    const size_t output =
-        admission_.expected_output(static_cast<size_t>(std::max(1, request.sampling.max_tokens)));
-    ++queued_.arriving;
-    queued_.prompt_tokens += request.tokens.size();
-    queued_.output_tokens += output;
-    queued_.queue.push_back({.id = id,
-                             .arrival = Clock::steady().now(),
-                             .prompt = request.tokens.size(),
-                             .output = output,
-                             .stream = request.streamed,
-                             .begun = !request.resume_tokens.empty()});
+    ++queued_;
     commands_.push_back({.request = std::move(request)});
   }
   engine_.liveness().asked();
@@ -85,21 +68,19 @@ void EngineThread::abort(uint64_t id) {
   wake_.ring();
 }
 
-absl::Status EngineThread::admit(const WorkAhead& work) {
+absl::Status EngineThread::admit(bool stream, size_t choices) {
   const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   Backlog backlog = backlog_;
-  add(queued_, &backlog);
-  return admission_.admit(backlog, work, now);
+  backlog.arriving += queued_;
+  return admission_.admit(backlog, stream, choices, now);
 }
 
 void EngineThread::note_end(bool stream, bool answered, const RequestMetrics& metrics) {
   const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   if (answered) {
-    const uint32_t found = metrics.cached_tokens + metrics.loaded_tokens + metrics.tier_tokens;
-    const double prompt = std::max<uint32_t>(metrics.prompt_tokens, 1);
-    admission_.answered(stream, metrics.output_tokens, 1 - found / prompt);
+    admission_.answered(stream);
   } else {
     admission_.left(stream, metrics.finish - metrics.arrival, now);
   }
@@ -177,7 +158,7 @@ bool EngineThread::take_commands() {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
     busy_ |= !commands.empty();
-    add(std::exchange(queued_, {}), &backlog_);  // until it is counted again
+    backlog_.arriving += std::exchange(queued_, 0);  // until they are counted again
   }
   stepping_ = false;
   for (Command& command : commands) {
@@ -204,7 +185,7 @@ void EngineThread::count_before_telling(Request* request) {
       const std::lock_guard lock(mutex_);
       stats_ = engine_.stats();
       // Before a step has seen them, the engine knows only some of those that arrive.
-      if (stepping_) backlog_ = engine_.backlog(admission_);
+      if (stepping_) backlog_ = engine_.backlog();
     }
     tell(event);
   };
@@ -213,26 +194,10 @@ void EngineThread::count_before_telling(Request* request) {
 void EngineThread::take_notes(bool stepped, Time busy) {
   const std::lock_guard lock(mutex_);
   stats_ = engine_.stats();
-  const EngineStats before = std::exchange(noted_, stats_);
-  const uint64_t computed = stats_.tokens_computed - before.tokens_computed;
-  const uint64_t found = stats_.cached_tokens - before.cached_tokens;
-  if (stepped) admission_.computed(computed + found, computed, busy);
-  backlog_ = engine_.backlog(admission_);
+  backlog_ = engine_.backlog();
+  const uint64_t begun = stats_.requests_begun - std::exchange(begun_, stats_.requests_begun);
+  if (stepped) admission_.computed(backlog_.unbegun + begun, begun, busy);
   busy_ = engine_.owes_others();
-}
-
-// Whose turn has come too late: better a refusal now than an answer that no client waits for.
-void EngineThread::refuse_late() {
-  std::vector<uint64_t> ids;
-  {
-    const std::lock_guard lock(mutex_);
-    ids = admission_.too_late(backlog_, Clock::steady().now());
-  }
-  for (const uint64_t id : ids) {
-    engine_.refuse(id,
-                   absl::ResourceExhaustedError("this server is overloaded: the request waited too "
-                                                "long to be answered in time; try again later"));
-  }
 }
 
 void EngineThread::loop() {
@@ -244,7 +209,6 @@ void EngineThread::loop() {
     const bool stepped = engine_.step(wake_.fd());
     engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
-    refuse_late();
     tell_watchers();
     if (commanded || stepped) continue;
     engine_.wait(engine_.has_work() ? 10ms : 1s, wake_.fd());

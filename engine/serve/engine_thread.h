@@ -31,7 +31,7 @@ class EngineThread {
 
   // Why a new request should not even be queued, if so (see Admission). Requests that are submitted
   // without having asked are taken all the same. Who has its whole answer has no place any more.
-  absl::Status admit(const WorkAhead& work);
+  absl::Status admit(bool stream, size_t choices);
   // What became of a request. `answered`: else its client left before it had what it waited for.
   void note_end(bool stream, bool answered, const RequestMetrics& metrics);
   uint64_t refused() const;
@@ -76,7 +76,6 @@ class EngineThread {
   void end_watchers();
   void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
-  void refuse_late();
 
   Engine& engine_;
   const size_t max_context_;
@@ -84,12 +83,12 @@ class EngineThread {
   mutable std::mutex mutex_;
   std::vector<Command> commands_;
   Admission admission_;
-  Backlog queued_;  // in commands_
+  size_t queued_ = 0;  // requests in commands_
   Backlog backlog_;
   EngineStats stats_;
   bool busy_ = false;      // see idle()
   bool stepping_ = false;  // no command waits; for the engine's thread
-  EngineStats noted_;      // as of what admission_ has been told
+  uint64_t begun_ = 0;     // EngineStats::requests_begun, as admission_ has been told
   struct Watcher {
     CacheListener listener;
     bool begun = false;  // it has its snapshot; for the engine's thread

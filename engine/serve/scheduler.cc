@@ -8,62 +8,6 @@
 
 namespace baton::engine::serve {
 
-size_t expected_output(const Sequence& sequence, size_t mean) {
-  const size_t made = sequence.tokens.size() - sequence.prompt_tokens;
-  const size_t most = std::min(static_cast<size_t>(sequence.request.sampling.max_tokens), mean);
-  return most > made ? most - made : 1;
-}
-
-void WaitingQueue::push_back(Sequence* sequence) {
-  queue_.push_back(sequence);
-  count(*sequence);
-}
-
-void WaitingQueue::push_front(Sequence* sequence) {
-  queue_.push_front(sequence);
-  count(*sequence);
-}
-
-void WaitingQueue::pop_front() {
-  forget(*queue_.front());
-  queue_.pop_front();
-}
-
-void WaitingQueue::erase(Sequence* sequence) {
-  if (std::erase(queue_, sequence) > 0) forget(*sequence);
-}
-
-void WaitingQueue::count(const Sequence& sequence) {
-  if (sequence.request.asked.has_value()) return;
-  prompt_tokens_ += sequence.remaining();
-  if (sequence.tokens.size() > sequence.prompt_tokens) {
-    begun_.push_back(&sequence);
-  } else {
-    ++fresh_;
-    ++fresh_with_[static_cast<size_t>(sequence.request.sampling.max_tokens)];
-  }
-}
-
-void WaitingQueue::forget(const Sequence& sequence) {
-  if (sequence.request.asked.has_value()) return;
-  prompt_tokens_ -= sequence.remaining();
-  if (std::erase(begun_, &sequence) > 0) return;
-  --fresh_;
-  const auto it = fresh_with_.find(static_cast<size_t>(sequence.request.sampling.max_tokens));
-  if (--it->second == 0) fresh_with_.erase(it);
-}
-
-size_t WaitingQueue::output_tokens(size_t mean) const {
-  size_t tokens = 0, longer = fresh_;
-  for (auto it = fresh_with_.begin(); it != fresh_with_.end() && it->first < mean; ++it) {
-    tokens += it->first * it->second;
-    longer -= it->second;
-  }
-  tokens += longer * std::max<size_t>(mean, 1);
-  for (const Sequence* sequence : begun_) tokens += expected_output(*sequence, mean);
-  return tokens;
-}
-
 namespace {
 
 size_t blocks_for(size_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
@@ -76,7 +20,7 @@ void Scheduler::add(Sequence* sequence) {
 }
 
 void Scheduler::remove(Sequence* sequence) {
-  waiting_.erase(sequence);
+  std::erase(waiting_, sequence);
   std::erase(ready_, sequence);
   std::erase(running_, sequence);
   std::erase(loading_, sequence);
@@ -186,7 +130,7 @@ bool Scheduler::admit(Sequence* sequence) {
 
   size_t in_tiers = 0;
   if (tiers_ != nullptr && !sequence->local_only) {
-    const std::optional<size_t> found = tiers_->worth_loading(chain, match.blocks);
+    const std::optional<size_t> found = tiers_->find(chain, match.blocks);
     if (!found.has_value()) return false;  // soon
     in_tiers = *found * kBlockTokens;
   }
@@ -287,39 +231,6 @@ void Scheduler::publish(Sequence* sequence) {
 void Scheduler::computed(const ScheduledChunk& chunk) {
   chunk.sequence->computed += chunk.tokens;
   publish(chunk.sequence);
-}
-
-void Scheduler::add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const {
-  backlog->waiting += waiting_.size();
-  backlog->prompt_tokens += waiting_.prompt_tokens();
-  backlog->output_tokens += waiting_.output_tokens(mean_output);
-  backlog->sizes = {.places = options_.max_sequences, .tokens = options_.token_budget};
-  const auto pending = [&](const Sequence& sequence) {
-    const bool begun = sequence.tokens.size() > sequence.prompt_tokens;
-    const size_t left = sequence.remaining();
-    return Pending{.id = sequence.request.id,
-                   .arrival = sequence.metrics.arrival,
-                   .prompt = begun && left <= 1 ? 0 : left,
-                   .output = expected_output(sequence, mean_output),
-                   .stream = sequence.request.streamed,
-                   .begun = begun};
-  };
-  const auto add = [&](const Sequence& sequence) {
-    if (sequence.request.asked.has_value()) return;
-    backlog->prompt_tokens += sequence.remaining();
-    backlog->output_tokens += expected_output(sequence, mean_output);
-    if (one_by_one) backlog->batch.push_back(pending(sequence));
-  };
-  for (const Sequence* sequence : running_) add(*sequence);
-  for (const Sequence* sequence : ready_) add(*sequence);
-  for (const Sequence* sequence : loading_) {
-    if (sequence->state != SequenceState::kRunning) add(*sequence);  // else it was among these
-  }
-  if (!one_by_one) return;
-  for (const Sequence* sequence : waiting_) {
-    if (backlog->queue.size() == Backlog::kListed) break;
-    if (!sequence->request.asked.has_value()) backlog->queue.push_back(pending(*sequence));
-  }
 }
 
 }  // namespace baton::engine::serve

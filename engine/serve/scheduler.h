@@ -8,12 +8,10 @@
 
 #include <cstddef>
 #include <deque>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/admission.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/serve/remote_loads.h"
@@ -21,42 +19,6 @@
 #include "engine/shard/kv_ranks.h"
 
 namespace baton::engine::serve {
-
-// The sequences that wait for a place in the batch, with what they ask for in all. A sequence must
-// not change while it is in here; it has nothing computed. Sums leave out what other
-// engines have asked for.
-class WaitingQueue {
- public:
-  void push_back(Sequence* sequence);
-  void push_front(Sequence* sequence);  // preempted, or its load failed
-  void pop_front();
-  void erase(Sequence* sequence);  // if it is in here
-
-  Sequence* front() const { return queue_.front(); }
-  bool empty() const { return queue_.empty(); }
-  size_t size() const { return queue_.size(); }
-  auto begin() const { return queue_.begin(); }
-  auto end() const { return queue_.end(); }
-
-  // Tokens still to be computed before the next one can be chosen.
-  size_t prompt_tokens() const { return prompt_tokens_; }
-  // Output to expect where a request makes `mean` tokens, or what it may if that is less; at least
-  // one for each. Costs what the different limits below `mean` are, and the preempted sequences.
-  size_t output_tokens(size_t mean) const;
-
- private:
-  void count(const Sequence& sequence);
-  void forget(const Sequence& sequence);
-
-  std::deque<Sequence*> queue_;
-  size_t prompt_tokens_ = 0;
-  size_t fresh_ = 0;                     // without output yet
-  std::map<size_t, size_t> fresh_with_;  // how many of these have this max_tokens
-  std::vector<const Sequence*> begun_;
-};
-
-// Output to expect of a sequence where `mean` tokens are usual: at least one more.
-size_t expected_output(const Sequence& sequence, size_t mean);
 
 struct ScheduledChunk {
   Sequence* sequence = nullptr;
@@ -119,10 +81,6 @@ class Scheduler {
     return waiting_.empty() && ready_.empty() && running_.empty() && loading_.empty();
   }
   size_t waiting() const { return waiting_.size(); }
-  // What the sequences here have in front of them, but for what other engines have asked for. Walks
-  // those that have blocks, so that a long queue costs nothing. `one_by_one`: the requests too, not
-  // only what they add up to.
-  void add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const;
   size_t running() const { return running_.size(); }
   const std::vector<Sequence*>& loading() const { return loading_; }
 
@@ -144,7 +102,7 @@ class Scheduler {
   RemoteLoads* tier_loads_ = nullptr;
   shard::KvRanks* sessions_ = nullptr;
   RemoteLoads* loads_ = nullptr;
-  WaitingQueue waiting_;
+  std::deque<Sequence*> waiting_;
   std::deque<Sequence*> ready_;
   std::vector<Sequence*> running_;
   std::vector<Sequence*> loading_;

@@ -22,7 +22,6 @@ void StepHook::begin(uint64_t request) {
   blocks_.clear();
   load_ = 0;
   stalled_at_.reset();
-  waited_ = Time{};
   request_ = request;
   layer_ = -1;
 }
@@ -63,7 +62,6 @@ absl::Status StepHook::before_layer(int layer) {
   if (load_ != 0) {
     const Time begin = clock_.now();
     absl::Status status = wait_for_layer(static_cast<uint32_t>(layer));
-    waited_ += clock_.now() - begin;
     if (!status.ok()) return status;
     if (timeline_ != nullptr) {
       timeline_->add({.track = "wait",

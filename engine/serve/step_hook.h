@@ -42,8 +42,6 @@ class StepHook : public LayerHook {
     wake_fd_ = wake_fd;
   }
   std::optional<uint32_t> stalled_at() const { return stalled_at_; }
-  // For how long layers were waited for.
-  Time waited() const { return waited_; }
   // Ends the last layer's span.
   void end();
   // Receives logits that chunks want of every token.
@@ -75,7 +73,6 @@ class StepHook : public LayerHook {
   kvtransfer::KvRequestId load_ = 0;
   int wake_fd_ = -1;
   std::optional<uint32_t> stalled_at_;
-  Time waited_{};
   uint64_t request_ = 0;
   int layer_ = -1;  // whose span is open
   Time begin_{};

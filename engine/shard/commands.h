@@ -22,7 +22,7 @@
 namespace baton::engine::shard {
 
 // The version of all messages below: raise it with each change; ranks of two releases may meet.
-inline constexpr int kCommandsVersion = 3;
+inline constexpr int kCommandsVersion = 4;
 
 // A worker of a prefill, as KvTransfer::At.
 struct KvPlace {
@@ -154,7 +154,7 @@ struct Event {
     wire(m.id);
     if (m.kind == EventKind::kLoadFailed) wire(m.why);
     if (m.kind != EventKind::kFound) return;
-    wire(m.found.blocks, m.found.disk, m.found.peer, m.found.near);
+    wire(m.found.blocks);
   }
 };
 

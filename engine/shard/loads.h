@@ -59,8 +59,6 @@ class RanksLoads {
  public:
   struct Load {
     uint64_t own = 0;  // the number of rank 0's source
-    Time begin{};
-    Time took{};       // zero: it is under way
     size_t here = 0;   // followers that have it
     size_t quiet = 0;  // followers where it has ended
     bool ending = false;
@@ -71,11 +69,7 @@ class RanksLoads {
   RanksLoads(Leader& leader, Source& own) : leader_(leader), own_(own) {}
 
   bool empty() const { return loads_.empty(); }
-  Load& start(uint64_t id, uint64_t own) {
-    Load& load = loads_[id];
-    load.own = own;
-    return load;
-  }
+  void start(uint64_t id, uint64_t own) { loads_[id].own = own; }
   Load* find(uint64_t id) {
     const auto it = loads_.find(id);
     return it == loads_.end() ? nullptr : &it->second;

@@ -112,12 +112,7 @@ TierFound RanksTierStore::find_known(std::span<const TierKey> keys) {
 TierFound RanksTierStore::at_all_ranks(TierFound found) const {
   for (const TierFound& other : question_.found) {
     found.blocks = std::min(found.blocks, other.blocks);
-    found.near = std::min(found.near, other.near);
-    found.disk = std::max(found.disk, other.disk);
-    found.peer = std::max(found.peer, other.peer);
   }
-  found.disk = std::min(found.disk, found.blocks);
-  found.peer = std::min(found.peer, found.blocks - found.near);
   return found;
 }
 
@@ -185,7 +180,7 @@ void RanksTierStore::flush() {
 TierLoadId RanksTierStore::load(std::span<const TierKey> keys, std::span<const uint32_t> blocks,
                                 Time timeout) {
   const TierLoadId id = next_id_++;
-  loads_.start(id, own_->load(names_.of(keys), blocks, timeout)).begin = clock_.now();
+  loads_.start(id, own_->load(names_.of(keys), blocks, timeout));
   leader_.call({.kind = TierCallKind::kLoad,
                 .id = id,
                 .keys = {keys.begin(), keys.end()},
@@ -194,19 +189,6 @@ TierLoadId RanksTierStore::load(std::span<const TierKey> keys, std::span<const u
                true);
   question_ = {};
   return id;
-}
-
-uint32_t RanksTierStore::layers_loaded(TierLoadId id) {
-  const uint32_t layers = loads_.layers_loaded(id, layers_);
-  if (layers == 0) return 0;
-  auto& load = *loads_.find(id);
-  if (load.took == Time{}) load.took = clock_.now() - load.begin;
-  return layers;
-}
-
-Time RanksTierStore::load_time(TierLoadId id) {
-  const auto* load = loads_.find(id);
-  return load == nullptr ? Time{} : load->took;
 }
 
 bool RanksTierStore::end_load(TierLoadId id) {

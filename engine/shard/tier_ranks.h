@@ -97,9 +97,10 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
   kvtransfer::tiers::TierLoadId load(std::span<const kvtransfer::tiers::TierKey> keys,
                                      std::span<const uint32_t> blocks, Time timeout) override;
   // All or none, as with hand-offs.
-  uint32_t layers_loaded(kvtransfer::tiers::TierLoadId id) override;
+  uint32_t layers_loaded(kvtransfer::tiers::TierLoadId id) override {
+    return loads_.layers_loaded(id, layers_);
+  }
   absl::Status load_status(kvtransfer::tiers::TierLoadId id) override { return loads_.status(id); }
-  Time load_time(kvtransfer::tiers::TierLoadId id) override;
   bool end_load(kvtransfer::tiers::TierLoadId id) override;
   void wait(Time timeout, int fd) override;
   void flush() override;

@@ -158,8 +158,7 @@ TierLoadId StagedTiers::load(std::span<const TierKey> keys, std::span<const uint
   Load& load = loads_[id];
   load.keys.assign(keys.begin(), keys.end());
   load.blocks.assign(blocks.begin(), blocks.end());
-  load.begin = clock_.now();
-  load.deadline = load.begin + timeout;
+  load.deadline = clock_.now() + timeout;
   progress();
   return id;
 }
@@ -210,7 +209,6 @@ void StagedTiers::advance(TierLoadId id, Load& load) {
   const size_t some = load.places.size();
   if (!end_piece(load)) return;
   load.first += some;
-  if (load.whole()) load.took = clock_.now() - load.begin;
 }
 
 uint32_t StagedTiers::layers_loaded(TierLoadId id) {
@@ -227,11 +225,6 @@ absl::Status StagedTiers::load_status(TierLoadId id) {
   progress();
   const auto found = loads_.find(id);
   return found == loads_.end() ? absl::NotFoundError("no such load") : found->second.status;
-}
-
-Time StagedTiers::load_time(TierLoadId id) {
-  const auto found = loads_.find(id);
-  return found == loads_.end() ? Time{} : found->second.took;
 }
 
 bool StagedTiers::end_load(TierLoadId id) {

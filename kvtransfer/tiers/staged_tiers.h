@@ -41,7 +41,6 @@ class StagedTiers final : public TierStore {
                   Time timeout) override;
   uint32_t layers_loaded(TierLoadId id) override;
   absl::Status load_status(TierLoadId id) override;
-  Time load_time(TierLoadId id) override;
   bool end_load(TierLoadId id) override;
   void wait(Time timeout, int fd) override;
   void flush() override;
@@ -61,9 +60,7 @@ class StagedTiers final : public TierStore {
   struct Load {
     std::vector<TierKey> keys;
     std::vector<uint32_t> blocks;
-    Time begin{};
     Time deadline{};
-    Time took{};
     // The piece that is under way: of its blocks [first, first + places.size()).
     size_t first = 0;
     std::vector<uint32_t> places;

@@ -14,8 +14,7 @@ TierLoadId Store::load(std::span<const TierKey> keys, std::span<const uint32_t> 
   auto load = std::make_shared<Load>();
   load->keys.assign(keys.begin(), keys.end());
   load->blocks.assign(blocks.begin(), blocks.end());
-  load->begin = clock_.now();
-  load->deadline = load->begin + timeout;
+  load->deadline = clock_.now() + timeout;
   const std::lock_guard lock(mutex_);
   loads_.emplace(next_load_, load);
   load->from_peer = peer_ != nullptr &&
@@ -28,7 +27,6 @@ TierLoadId Store::load(std::span<const TierKey> keys, std::span<const uint32_t> 
 void Store::end(Load& load, absl::Status status) {
   const std::lock_guard lock(mutex_);
   load.touching = false;
-  load.took = clock_.now() - load.begin;
   if (load.status.ok()) load.status = std::move(status);
 }
 
@@ -184,12 +182,6 @@ absl::Status Store::load_status(TierLoadId id) {
     load.status = absl::DeadlineExceededError("the KV tiers did not answer in time");
   }
   return load.status;
-}
-
-Time Store::load_time(TierLoadId id) {
-  const std::lock_guard lock(mutex_);
-  const auto it = loads_.find(id);
-  return it == loads_.end() ? Time{} : it->second->took;
 }
 
 bool Store::end_load(TierLoadId id) {

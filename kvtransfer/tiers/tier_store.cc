@@ -86,11 +86,9 @@ TierFound Store::find_known(std::span<const TierKey> keys) {
     if (memory_ == nullptr || !memory_->contains(key)) {
       const bool disk = disk_ != nullptr && disk_->contains(key);
       if (!disk && (peer_ == nullptr || !peer_->contains(key))) break;
-      found.disk += disk;
       found.peer += !disk;
     }
     ++found.blocks;
-    if (found.peer == 0) found.near = found.blocks;
   }
   return found;
 }

@@ -76,9 +76,7 @@ struct TierStats {
 // Where blocks of a chain were found.
 struct TierFound {
   size_t blocks = 0;     // of the chain's start
-  size_t disk = 0;       // of them, those that must be read from disk
-  size_t peer = 0;       // ... from another process
-  size_t near = 0;       // blocks of the chain's start before the first of those
+  size_t peer = 0;       // of them, those in another process
   bool pending = false;  // the other process has been asked: ask again after the next wait()
 };
 
@@ -122,8 +120,6 @@ class TierStore {
   virtual uint32_t layers_loaded(TierLoadId id) = 0;
   // OK while under way and when complete; otherwise why the KV will not come.
   virtual absl::Status load_status(TierLoadId id) = 0;
-  // How long the load took, once all layers are here.
-  virtual Time load_time(TierLoadId id) = 0;
   // Ends a load, complete or not. True when nothing writes to its blocks any more; false: call
   // again.
   virtual bool end_load(TierLoadId id) = 0;

@@ -25,10 +25,8 @@ namespace baton::kvtransfer::tiers {
 struct Load {
   std::vector<TierKey> keys;
   std::vector<uint32_t> blocks;
-  Time begin{};
   Time deadline{};
   bool from_peer = false;
-  Time took{};
   uint32_t layers = 0;
   absl::Status status;
   bool ended = false;     // by the engine: nothing may be written any more
@@ -63,7 +61,6 @@ class Store final : public TierStore {
                   Time timeout) override;
   uint32_t layers_loaded(TierLoadId id) override;
   absl::Status load_status(TierLoadId id) override;
-  Time load_time(TierLoadId id) override;
   bool end_load(TierLoadId id) override;
   void wait(Time timeout, int fd) override;
   void flush() override;

@@ -154,7 +154,6 @@ void expect_the_cpus_tokens(
 }
 
 std::unique_ptr<Engine> with_tiers(const Half& half, KvTierOptions tiers) {
-  tiers.load = LoadWhen::kAlways;
   auto engine = Engine::create(half.model(), test_tokenizer(),
                                {.blocks = 24,
                                 .token_budget = 48,

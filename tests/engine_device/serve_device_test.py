@@ -71,7 +71,7 @@ def with_tiers(model):
     """What the small cache has forgotten comes back from host memory, and changes nothing."""
     prompts = [[(7 * i + 11 * number) % 256 + 1 for i in range(96)] for number in range(4)]
     alone, tiers = (Small("--model", model), Small("--model", model, "--device", "cuda", "--kv-host-mib", 8,
-                                                   "--kv-load", "always", environment=CUDA))
+                                                   environment=CUDA))
     for number, prompt in enumerate(prompts + prompts):
         both = [server.complete(model=model.name, prompt=prompt, max_tokens=4, temperature=0) for server in (alone, tiers)]
         check(both[0] == both[1], number, both)

@@ -94,19 +94,6 @@ TEST(Clients, AnIdleServerWithoutAQueueStillServes) {
   EXPECT_EQ(status, 200);
 }
 
-TEST(Clients, WhatIsAdmittedIsEveryChoice) {
-  http::ApiRequest request;
-  request.prompts.resize(2);
-  request.n = 3;
-  request.sampling.max_tokens = 20;
-  const WorkAhead work = http::work_of(request, {{1, 2, 3}, {4}}, true);
-  EXPECT_EQ(work.choices, 6u);
-  EXPECT_EQ(work.max_output, 20u);
-  EXPECT_EQ(work.prompt_tokens, 12u);
-  EXPECT_TRUE(work.stream);
-  EXPECT_FALSE(http::work_of(request, {{1}, {4}}, false).stream);
-}
-
 TEST(Clients, ARouterSaysThatItsOwnWaitsForTheLastToken) {
   http::HttpRequest asked;
   http::ApiRequest request;

@@ -289,7 +289,7 @@ TEST(Http, AnAnsweredRequestFreesItsSlot) {
   submit(400, [&, begun = false](const OutputEvent&) mutable {
     if (std::exchange(begun, true)) return;
     submit(4, [&](const OutputEvent& event) {
-      if (event.finished) next.set_value(worker.thread().admit({.choices = 1}));
+      if (event.finished) next.set_value(worker.thread().admit(false, 1));
     });
   });
   EXPECT_EQ(next.get_future().get(), absl::OkStatus());

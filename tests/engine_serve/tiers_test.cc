@@ -22,7 +22,6 @@ const std::map<uint64_t, Outcome>& expected() {
 }
 
 EngineOptions with(KvTierOptions tiers, uint32_t blocks = 40) {
-  tiers.load = LoadWhen::kAlways;
   return {.blocks = blocks, .token_budget = 40, .max_sequences = 6, .tiers = std::move(tiers)};
 }
 
@@ -60,15 +59,6 @@ void run_twice(const EngineOptions& options, size_t in_flight) {
 //   is computed
 TEST(KvTiers, HostMemoryChangesNothing) { run_twice(with(host()), 6); }
 
-TEST(KvTiers, WhatIsNeverLoadedIsComputedAndKept) {
-  EngineOptions options = with(host());
-  options.tiers.load = LoadWhen::kNever;
-  auto engine = make(options);
-  expect_same(expected(), run_all(*engine, 6));
-  expect_same(expected(), run_all(*engine, 6, kSaveWhatIsQuickEnough));
-  EXPECT_EQ(engine->stats().tier_tokens, 0u);
-  EXPECT_GT(engine->stats().tiers.saved, 0u);
-}
 TEST(KvTiers, DiskChangesNothing) {
   const TemporaryFolder folder;
   run_twice(with(disk(folder)), 6);

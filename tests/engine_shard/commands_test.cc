@@ -119,16 +119,15 @@ TEST(ShardMessages, EventsAndReportsKeepEachMember) {
   };
   for (int kind = 1; kind <= int(EventKind::kUnpinned); ++kind) {
     SCOPED_TRACE(kind);
-    const Event event{EventKind(kind), 7, absl::AbortedError("w"), {5, 4, 3, 2, true}};
+    const Event event{EventKind(kind), 7, absl::AbortedError("w"), {5, 4, true}};
     const auto [kind_read, id, why, found] = through(event);
     EXPECT_EQ(kind_read, event.kind);
     EXPECT_EQ(id, 7u);
     const bool has_reason = event.kind == EventKind::kLoadFailed;
     EXPECT_EQ(why, has_reason ? event.why : absl::OkStatus());
-    const auto [blocks, disk, peer, near, pending] = found;
-    const bool is_found = event.kind == EventKind::kFound;
-    EXPECT_EQ((std::array{blocks, disk, peer, near}),
-              (is_found ? std::array<size_t, 4>{5, 4, 3, 2} : std::array<size_t, 4>{}));
+    const auto [blocks, peer, pending] = found;
+    EXPECT_EQ(blocks, event.kind == EventKind::kFound ? 5u : 0u);
+    EXPECT_EQ(peer, 0u) << "where they are matters to the follower alone";
     EXPECT_FALSE(pending) << "a follower answers when it knows";
   }
   Report report{.more = true, .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};

@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Below the caches of both, tiers: what they have is not asked for, and not computed for others.
 TEST(Degrees, TiersBesideHandOffsChangeNothing) {
   for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
-    const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .load = serve::LoadWhen::kAlways};
+    const serve::KvTierOptions tiers{.host_bytes = 64 << 20};
     Server prefill({.role = "prefill", .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
     Server decode({.role = "decode", .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
     prefill.start();

@@ -52,7 +52,7 @@ class ScriptedStore final : public TierStore {
   }
   TierFound find_known(std::span<const TierKey> keys) override {
     const size_t found = std::min(script_.found.load(), keys.size());
-    return {.blocks = found, .near = found};
+    return {.blocks = found};
   }
   size_t save(std::span<const TierSave> saves) override {
     if (!script_.takes) return 0;
@@ -74,7 +74,6 @@ class ScriptedStore final : public TierStore {
   absl::Status load_status(TierLoadId) override {
     return script_.broken ? absl::DataLossError("broken") : absl::OkStatus();
   }
-  Time load_time(TierLoadId) override { return {}; }
   bool end_load(TierLoadId) override {
     ++script_.ended;
     return script_.quiet;
@@ -255,10 +254,8 @@ TEST_F(TierParts, ALoadIsHereWhenAllOfItIsHereAtAllRanks) {
   theirs_.layers = kLayers - 1;
   hear();
   EXPECT_EQ(store_->layers_loaded(id), 0u);
-  EXPECT_EQ(store_->load_time(id), Time{});
   theirs_.layers = kLayers;
   until([&] { return store_->layers_loaded(id) == kLayers; });
-  EXPECT_GT(store_->load_time(id), Time{});
   mine_.layers = kLayers - 1;  // no step waits for one layer
   EXPECT_EQ(store_->layers_loaded(id), 0u);
   EXPECT_TRUE(store_->load_status(id).ok());

@@ -43,7 +43,6 @@ struct ServerOptions {
 class Server {
  public:
   explicit Server(const ServerOptions& options) : options_(options) {
-    options_.tiers.load = serve::LoadWhen::kAlways;
     options_.tiers.timeout = kLong;
     if (options.ranks > 1) {
       place_.emplace(options.ranks, std::vector<std::string>{"shm"});

@@ -102,7 +102,7 @@ kvtransfer::store::StoreClientOptions client(const StoreProcess& store) {
 }
 
 EngineOptions with(kvtransfer::store::StoreClientOptions options, size_t host_bytes = 0) {
-  KvTierOptions tiers{.host_bytes = host_bytes, .load = serve::LoadWhen::kAlways};
+  KvTierOptions tiers{.host_bytes = host_bytes};
   tiers.timeout = options.load_timeout;
   tiers.peer = kvtransfer::store::store_client(std::move(options));
   return {.blocks = 40, .token_budget = 40, .max_sequences = 6, .tiers = std::move(tiers)};

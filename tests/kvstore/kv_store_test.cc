@@ -138,7 +138,6 @@ TEST_P(KvStoreTest, WhatOneEngineSavesAnotherLoads) {
     const TierFound found = two.find(keys(0, 60));
     EXPECT_EQ(found.blocks, 50u);
     EXPECT_EQ(found.peer, host_bytes > 0 ? 49u : 50u);
-    EXPECT_EQ(found.near, host_bytes > 0 ? 1u : 0u);
     ASSERT_TRUE(two.load(keys(0, 50)).ok());
     for (uint32_t i = 0; i < 50; ++i) EXPECT_TRUE(two.cache.holds(i, i)) << i;
     EXPECT_EQ(two.tiers->stats().from_peer, found.peer);

@@ -17,20 +17,6 @@ using kvtransfer::tiers::TierKey;
 using kvtransfer::tiers::TierSave;
 using kvtransfer::tiers::TierStoreOptions;
 
-LoadPlace slowest(const TierFound& found) {
-  if (found.peer > 0) return LoadPlace::kPeer;
-  return found.disk > 0 ? LoadPlace::kDisk : LoadPlace::kHost;
-}
-
-// Where others have what they are asked for, at best; nothing where no store is asked. Of a model
-// in several parts all ranks are, for what each of them has.
-std::optional<LoadPlace> place_of_others(const KvTierOptions& options, bool ranks) {
-  if (ranks && options.host_bytes > 0) return LoadPlace::kHost;
-  if (ranks && !options.disk.empty()) return LoadPlace::kDisk;
-  if (options.peer != nullptr) return LoadPlace::kPeer;
-  return std::nullopt;
-}
-
 // For several ranks it covers all of them: each has its own names for its part.
 TierIdentity identity_of(const KvGeometry& geometry, const Model& model, const std::string& salt) {
   return {.weights = model.fingerprint(),
@@ -65,7 +51,7 @@ absl::StatusOr<std::unique_ptr<KvTiers>> KvTiers::open(const KvTierOptions& opti
   const KvGeometry& geometry = cache.geometry();
   std::unique_ptr<KvTiers> tiers(new KvTiers(options, identity_of(geometry, model, options.salt),
                                              blocks, shard::most_pinned(cache.num_blocks()),
-                                             place_of_others(options, leader != nullptr), clock));
+                                             leader != nullptr || options.peer != nullptr));
   TierStoreOptions own = options.of_rank(model.shard())->store;
   own.clock = &clock;
   auto store = shard::open_tiers(std::move(own), cache);
@@ -83,54 +69,17 @@ TierKey KvTiers::key(const BlockHash& hash) const {
   return keys_.key(std::string_view(reinterpret_cast<const char*>(&hash), sizeof(hash)));
 }
 
-std::optional<size_t> KvTiers::worth_loading(std::span<const BlockHash> chain, size_t cached) {
-  const bool never = options_.load == LoadWhen::kNever;
-  if (never || !store_->is_on() || chain.size() <= cached) return 0;
+std::optional<size_t> KvTiers::find(std::span<const BlockHash> chain, size_t cached) {
+  if (!store_->is_on() || chain.size() <= cached) return 0;
   std::vector<TierKey> keys;
   for (const BlockHash& hash : chain.subspan(cached)) {
     keys.push_back(key(hash));
     // The first one tells of most prompts that nothing is here. Others are asked once, for all.
-    if (!asked_.has_value() && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
+    if (!asks_others_ && keys.size() == 1 && store_->find(keys).blocks == 0) return 0;
   }
-  const TierFound found = find(keys, cached);
+  const TierFound found = store_->find(keys);
   if (found.pending) return std::nullopt;
-  if (found.blocks == 0) return 0;
-  const auto quicker = [&](size_t count, LoadPlace place) {
-    return choice_.load_is_quicker(cached * kBlockTokens, count * kBlockTokens, count, place);
-  };
-  const bool always = options_.load == LoadWhen::kAlways;
-  if (always || quicker(found.blocks, slowest(found))) return found.blocks;
-  // Without what is in another process, it may be.
-  if (found.near == 0 || found.near == found.blocks) return 0;
-  const TierFound near = store_->find_known(std::span(keys).first(found.near));
-  return quicker(near.blocks, slowest(near)) ? near.blocks : 0;
-}
-
-TierFound KvTiers::find(std::span<const TierKey> keys, size_t cached) {
-  if (!asked_.has_value()) return store_->find(keys);
-  if (!question_.has_value() || question_->last != keys.back() || question_->keys != keys.size()) {
-    question_.reset();
-    const TierFound known = store_->find_known(keys);
-    if (known.blocks == keys.size()) return known;
-    const LoadChoice::Wanted wanted{.first = cached * kBlockTokens,
-                                    .blocks = keys.size(),
-                                    .near = known.blocks,
-                                    .near_place = slowest(known)};
-    if (options_.load == LoadWhen::kQuicker && !choice_.is_worth_asking(wanted, *asked_)) {
-      return known;
-    }
-    question_ = {.last = keys.back(), .keys = keys.size(), .begin = clock_.now(), .steps = steps_};
-  }
-  TierFound found = store_->find(keys);
-  if (found.pending) {
-    question_->waited = true;
-    return found;
-  }
-  if (question_->waited && question_->steps == steps_) {
-    choice_.asked(keys.size(), clock_.now() - question_->begin);
-  }
-  question_.reset();
-  return found;
+  return found.blocks;
 }
 
 void KvTiers::published(uint32_t block, const BlockHash& hash) {
@@ -180,50 +129,25 @@ absl::Status KvTiers::start_load(kvtransfer::KvLoad load) {
     return absl::InternalError(
         absl::StrCat("a load of ", keys.size(), " KV blocks into ", load.blocks.size()));
   }
-  const TierFound found = store_->find_known(keys);
-  const Time begin = clock_.now();
-  loads_[load.id] = {.id = store_->load(keys, load.blocks, load.timeout),
-                     .blocks = keys.size(),
-                     .place = slowest(found),
-                     .begin = begin,
-                     .steps = steps_};
+  loads_[load.id] = store_->load(keys, load.blocks, load.timeout);
   return absl::OkStatus();
 }
 
 uint32_t KvTiers::layers_loaded(kvtransfer::KvRequestId id) {
   const auto it = loads_.find(id);
-  return it == loads_.end() ? 0 : store_->layers_loaded(it->second.id);
+  return it == loads_.end() ? 0 : store_->layers_loaded(it->second);
 }
 
 absl::Status KvTiers::load_status(kvtransfer::KvRequestId id) {
   const auto it = loads_.find(id);
   if (it == loads_.end()) return absl::NotFoundError("no such load");
-  return store_->load_status(it->second.id);
-}
-
-void KvTiers::note_streamed(kvtransfer::KvRequestId id, Time computing) {
-  const auto it = loads_.find(id);
-  if (it != loads_.end()) it->second.computing += computing;
-}
-
-// How long the prompt had to wait. Where others were computed meanwhile, what the load took: an
-// engine that is busy hears of it late, which does no harm.
-Time KvTiers::time_of(const Load& load) const {
-  const Time took = store_->load_time(load.id);
-  if (took <= Time{} || load.steps != steps_) return took;
-  return std::max(took, clock_.now() - load.begin) - load.computing;
+  return store_->load_status(it->second);
 }
 
 bool KvTiers::end_load(kvtransfer::KvRequestId id) {
   const auto it = loads_.find(id);
   if (it == loads_.end()) return true;
-  Load& load = it->second;
-  const Time took = time_of(load);
-  if (!load.noted && took > Time{} && store_->load_status(load.id).ok()) {
-    choice_.loaded(load.blocks, load.place, took);
-    load.noted = true;
-  }
-  if (!store_->end_load(load.id)) return false;
+  if (!store_->end_load(it->second)) return false;
   loads_.erase(it);
   return true;
 }

@@ -15,7 +15,6 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/serve/cache/block_manager.h"
-#include "engine/serve/cache/load_choice.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/tiers/tier_store.h"
@@ -29,7 +28,6 @@ struct KvTierOptions {
   size_t disk_bytes = 0;
   kvtransfer::tiers::PeerTierFactory peer;          // empty: none in another process
   std::string salt;                                 // prompts under another salt are not shared
-  LoadWhen load = LoadWhen::kQuicker;               // than computing
   Time timeout = patient(std::chrono::seconds(5));  // for a load; then the prompt is computed
 
   bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }
@@ -49,10 +47,9 @@ class KvTiers : public kvtransfer::KvSource {
                                                        const KvCache& cache, BlockManager& blocks,
                                                        const Clock& clock);
 
-  // How many blocks of the chain behind the first `cached` should be loaded, for they are here and
-  // computing them takes longer. Nothing: another process was asked; ask again after wait(). It is
-  // not asked where the prompt would be computed before it could have answered and sent it.
-  std::optional<size_t> worth_loading(std::span<const BlockHash> chain, size_t cached);
+  // How many blocks of the chain behind the first `cached` can be loaded. Nothing: others were
+  // asked; ask again after wait().
+  std::optional<size_t> find(std::span<const BlockHash> chain, size_t cached);
   // The prefix cache knows this block from now on.
   void published(uint32_t block, const BlockHash& hash);
   // Gives back what has been saved and takes on what is to be; true if any block became free.
@@ -62,16 +59,6 @@ class KvTiers : public kvtransfer::KvSource {
   // Something is being saved, or will be.
   bool busy() const { return pinned_ > 0 || !pending_.empty(); }
   const Time& timeout() const { return options_.timeout; }
-
-  // A step was computed: what waits for the tiers has waited for it, too.
-  void note_step() { ++steps_; }
-  // It computed tokens [first, first + tokens) of one prompt and nothing else.
-  void note_computed(size_t first, size_t tokens, Time took) {
-    choice_.computed(first, tokens, took);
-  }
-  // A step was computed while this load arrived, and for so long it did not wait for layers. It is
-  // none of note_step().
-  void note_streamed(kvtransfer::KvRequestId id, Time computing);
 
   kvtransfer::tiers::TierStats stats() const { return store_->stats(); }
   // Blocks that were overwritten before the tiers could take them.
@@ -89,59 +76,31 @@ class KvTiers : public kvtransfer::KvSource {
 
  private:
   KvTiers(const KvTierOptions& options, const kvtransfer::tiers::TierIdentity& identity,
-          BlockManager& blocks, size_t max_pinned, std::optional<LoadPlace> asked,
-          const Clock& clock)
+          BlockManager& blocks, size_t max_pinned, bool asks_others)
       : options_(options),
         keys_(identity),
         root_(model_root(identity.weights)),
         blocks_(blocks),
         max_pinned_(max_pinned),
-        asked_(asked),
-        clock_(clock) {}
+        asks_others_(asks_others) {}
 
   struct Pending {
     uint32_t block = 0;
     BlockHash hash;
   };
-  struct Load {
-    kvtransfer::tiers::TierLoadId id = 0;
-    size_t blocks = 0;
-    LoadPlace place = LoadPlace::kHost;
-    Time begin{};
-    uint64_t steps = 0;  // before it
-    Time computing{};    // meanwhile, of its own prompt
-    bool noted = false;
-  };
-  // What others have been asked.
-  struct Question {
-    kvtransfer::tiers::TierKey last;  // of its keys
-    size_t keys = 0;
-    Time begin{};
-    uint64_t steps = 0;   // before it
-    bool waited = false;  // for the answer
-  };
   kvtransfer::tiers::TierKey key(const BlockHash& hash) const;
-  // Looks up the keys of a prompt after the first `cached` blocks. Asks other stores if that may
-  // pay.
-  kvtransfer::tiers::TierFound find(std::span<const kvtransfer::tiers::TierKey> keys,
-                                    size_t cached);
-  Time time_of(const Load& load) const;
 
   const KvTierOptions options_;
   const kvtransfer::tiers::TierKeys keys_;
   const BlockHash root_;
   BlockManager& blocks_;
   const size_t max_pinned_;
-  const std::optional<LoadPlace> asked_;  // where others have what they are asked for
-  const Clock& clock_;
+  const bool asks_others_;  // another process, or ranks, for what they have
   std::unique_ptr<kvtransfer::tiers::TierStore> store_;
-  LoadChoice choice_;
-  uint64_t steps_ = 0;
-  std::optional<Question> question_;
   std::deque<Pending> pending_;
   size_t pinned_ = 0;
   uint64_t dropped_ = 0;
-  absl::flat_hash_map<kvtransfer::KvRequestId, Load> loads_;
+  absl::flat_hash_map<kvtransfer::KvRequestId, kvtransfer::tiers::TierLoadId> loads_;
 };
 
 }  // namespace baton::engine::serve

@@ -75,7 +75,6 @@ struct Request {
   // and nothing of it is reported again. Counts towards max_tokens.
   std::vector<int32_t> resume_tokens;
   SamplingParams sampling;
-  bool streamed = false;  // its client waits for the first token, others for the last
   // A server that can be asked for the prompt's KV (engine/shard/kv_address.h); "": computed here.
   std::string prefill_address;
   // ... or an engine that hands it over by the name of a transfer (engine/handoff/hand_off.h).
