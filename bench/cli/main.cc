@@ -58,8 +58,6 @@ int main(int argc, char** argv) {
               baton::bench::info_main},
       Command{"doctor", "what is wrong here, and the command that fixes it",
               baton::bench::doctor_main},
-      Command{"kernel_bench", "the CPU kernels against the peaks of this machine",
-              baton::engine::commands::kernel_bench_main},
   };
   return baton::bench::run_command(kCommands, argc, argv);
 }

@@ -15,13 +15,6 @@ int generate_main(int argc, char** argv);
 // `vllm bench serve`.
 int serve_bench_main(int argc, char** argv);
 
-// `baton kernel_bench`: the CPU kernels against the peaks of this machine, measured in the same
-// run. Options: --json FILE, --threads N, --only KIND, --quick. Prints a table (GEMM in GFLOP/s
-// against the peak of FMA, AMX or vdpbf16ps, one token's products and decode attention in GB/s of
-// what they read against read bandwidth over the same bytes, twice as many as the last cache
-// holds), writes one JSON object per row, and returns an exit status.
-int kernel_bench_main(int argc, char** argv);
-
 // `baton kv_store`: a process that keeps KV blocks for several servers.
 // Options: --memory-mib N, --host, --port, --key-file, --provider, --lm-port. Prints one line
 // beginning with "ready: " and serves until SIGINT or SIGTERM; then says what it did. Returns an

@@ -2,8 +2,6 @@
 #include "engine/kernels/amx.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -375,34 +373,6 @@ BATON_TILES void add_strip(const AmxBlock& x, const Piece& piece, int row) {
   for (; column < columns; column += 2) add_group<1, 2>(x, piece, row, column);
 }
 
-BATON_TILES double run_registers(int64_t iterations) {
-  const TileUnit unit;
-  BATON_TILE_ZERO(0);
-  BATON_TILE_ZERO(1);
-  BATON_TILE_ZERO(2);
-  BATON_TILE_ZERO(3);
-  // Zeros would draw less power, and run faster than numbers do.
-  alignas(64) uint16_t numbers[4][kTileElements];
-  uint32_t seed = 1;
-  for (auto& tile : numbers) {
-    for (uint16_t& number : tile) {
-      seed = seed * 1664525 + 1013904223;
-      number = static_cast<uint16_t>(0x3f00 + (seed >> 24) + ((seed >> 8 & 1) << 15));
-    }
-  }
-  BATON_TILE_LOAD(4, numbers[0], kLine);
-  BATON_TILE_LOAD(5, numbers[1], kLine);
-  BATON_TILE_LOAD(6, numbers[2], kLine);
-  BATON_TILE_LOAD(7, numbers[3], kLine);
-  for (int64_t i = 0; i < iterations; ++i) {
-    BATON_TILE_DOT(0, 4, 6);
-    BATON_TILE_DOT(1, 4, 7);
-    BATON_TILE_DOT(2, 5, 6);
-    BATON_TILE_DOT(3, 5, 7);
-  }
-  return 4.0 * 2.0 * kTile * kTile * 32 * static_cast<double>(iterations);
-}
-
 }  // namespace
 
 std::string_view why_no_amx() {
@@ -427,20 +397,10 @@ BATON_TILES void multiply_tiles(const AmxBlock& x) {
   }
 }
 
-double measure_amx_peak(ComputePool& pool, int64_t iterations) {
-  std::atomic<double> operations{0.0};
-  const auto start = std::chrono::steady_clock::now();
-  pool.parallel_for(pool.size(),
-                    [&](int64_t, int) { operations.fetch_add(run_registers(iterations)); });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return operations.load() / seconds.count();
-}
-
 #else
 
 std::string_view why_no_amx() { return "the processor is not an x86-64 one"; }
 void multiply_tiles(const AmxBlock&) {}
-double measure_amx_peak(ComputePool&, int64_t) { return 0; }
 
 #endif
 

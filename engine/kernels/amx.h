@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "engine/kernels/compute_pool.h"
 
 namespace baton::engine {
 
@@ -45,9 +44,5 @@ struct AmxBlock {
 
 // Needs amx_usable(). Only rows x columns of C are touched.
 void multiply_tiles(const AmxBlock& block);
-
-// Floating-point operations per second of all threads of the pool, from registers alone. Needs
-// amx_usable().
-double measure_amx_peak(ComputePool& pool, int64_t iterations);
 
 }  // namespace baton::engine

@@ -2,8 +2,6 @@
 #include "engine/kernels/bf16_dot.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -294,24 +292,6 @@ BATON_DOTS void put(const float* sums, const Copy& x) {
   }
 }
 
-BATON_DOTS double run_dots(int64_t iterations) {
-  constexpr int kChains = 12;
-  __m512 sums[kChains];
-  BATON_UNROLL
-  for (int i = 0; i < kChains; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
-  // Zeros would draw less power, and run faster than numbers do.
-  __m512i a = _mm512_set1_epi32(0x3f013f05), b = _mm512_set1_epi32(0x3a01bc03);
-  for (int64_t n = 0; n < iterations; ++n) {
-    BATON_UNROLL
-    for (int i = 0; i < kChains; ++i) sums[i] = add_dots(sums[i], a, b);
-    asm volatile("" : "+v"(a), "+v"(b));
-  }
-  BATON_UNROLL
-  for (int i = 1; i < kChains; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
-  asm volatile("" ::"v"(sums[0]));
-  return 4.0 * kLanes * kChains * static_cast<double>(iterations);
-}
-
 }  // namespace
 
 std::string_view why_no_dots() {
@@ -366,20 +346,11 @@ BATON_DOTS void multiply_dots(const AmxBlock& x) {
   }
 }
 
-double measure_dot_peak(ComputePool& pool, int64_t iterations) {
-  std::atomic<double> operations{0.0};
-  const auto start = std::chrono::steady_clock::now();
-  pool.parallel_for(pool.size(), [&](int64_t, int) { operations.fetch_add(run_dots(iterations)); });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return operations.load() / seconds.count();
-}
-
 #else
 
 std::string_view why_no_dots() { return "the processor is not an x86-64 one"; }
 void pair_for_dots(uint16_t*, int, int) {}
 void multiply_dots(const AmxBlock&) {}
-double measure_dot_peak(ComputePool&, int64_t) { return 0; }
 
 #endif
 

@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "engine/kernels/amx.h"
-#include "engine/kernels/compute_pool.h"
 
 namespace baton::engine {
 
@@ -34,9 +33,5 @@ void pair_for_dots(uint16_t* tiles, int count, int rows);
 
 // As multiply_tiles(), but lines of A are paired, and `sums` is not used. Needs dots_usable().
 void multiply_dots(const AmxBlock& block);
-
-// Floating-point operations per second of all threads of the pool, from registers alone. Needs
-// dots_usable().
-double measure_dot_peak(ComputePool& pool, int64_t iterations);
 
 }  // namespace baton::engine

@@ -286,12 +286,6 @@ TEST(Bf16Dots, SayWhyTheyCannotBeUsed) {
   EXPECT_EQ(usable(Bf16Unit::kDots), dots_usable());
 }
 
-TEST(Bf16Dots, ThePeakIsMeasured) {
-  if (!dots_usable()) GTEST_SKIP() << why_no_dots();
-  ComputePool pool(1);
-  EXPECT_GT(measure_dot_peak(pool, 1000), 0.0);
-}
-
 // --- who multiplies ------------------------------------------------------------------------------
 
 TEST(Bf16Units, TilesAreBestThenDotsThenVectors) {
@@ -302,12 +296,6 @@ TEST(Bf16Units, TilesAreBestThenDotsThenVectors) {
 }
 
 TEST(Amx, SaysWhyItCannotBeUsed) { EXPECT_EQ(amx_usable(), why_no_amx().empty()); }
-
-TEST(Amx, ThePeakIsMeasured) {
-  if (!amx_usable()) GTEST_SKIP() << why_no_amx();
-  ComputePool pool(1);
-  EXPECT_GT(measure_amx_peak(pool, 1000), 0.0);
-}
 
 }  // namespace
 }  // namespace baton::engine

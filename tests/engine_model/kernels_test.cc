@@ -3,7 +3,6 @@
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
-#include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
 #include "tests/engine_model/reference_elementwise.h"
 #include "tests/engine_model/same_bits.h"
@@ -474,13 +473,6 @@ TEST(Bf16, RoundsToNearestEvenAndKeepsNan) {
   EXPECT_EQ(bf16_from_float(-1.005f), 0xbf81);
   EXPECT_TRUE(std::isnan(float_from_bf16(bf16_from_float(NAN))));
   EXPECT_TRUE(std::isinf(float_from_bf16(bf16_from_float(3.4e38f))));
-}
-
-TEST(Peaks, MeasureSomething) {
-  ComputePool pool(2);
-  EXPECT_GT(measure_fma_peak(pool, 1000), 0.0);
-  const std::vector<std::byte> data(size_t{2} << 20);
-  EXPECT_GT(measure_read_bandwidth(pool, data), 0.0);
 }
 
 }  // namespace
