@@ -124,9 +124,8 @@ class WorkerPicker {
  private:
   static constexpr size_t kSlack = 2;           // requests that a guessed hit is worth
   static constexpr size_t kRequestTokens = 64;  // to compute, that a request in flight weighs
-  // What a cache keeps more than others' counts a part. Of 20 traces like
-  // bench/serving/routing.py's, simulated, a fifth found most (a tenth to a quarter within 3 %, a
-  // half 8 % less).
+  // What a cache keeps more than others' counts a part. Of 20 traces of tenants' documents,
+  // simulated, a fifth found most (a tenth to a quarter within 3 %, a half 8 % less).
   static constexpr size_t kKeptPart = 5;
   static constexpr size_t kMaxPrefixes = 1 << 16;
 

@@ -1,6 +1,6 @@
 """A bad day over HTTP: workers die and freeze, clients are slow or leave, and every answer is what it was on a good day.
 
-usage: chaos.py BATON [--events N] [--longest SECONDS] [--calm SECONDS] [--seed N] [--ratio R] [--json FILE]
+usage: chaos.py BATON [--events N] [--longest SECONDS] [--calm SECONDS] [--seed N]
 
 A router with two prefill and two decode workers, which keep KV on a small disk (a tmpfs of our own, where the kernel
 lets us have one). N times something happens to a worker, drawn by the seed: it is killed (-9; it comes back on its
@@ -8,9 +8,6 @@ port), stopped for up to SECONDS (most stops are short), or killed and started w
 up to --calm seconds later the next one is struck. Meanwhile clients leave, read slowly, or end their sending half.
 Every answer that is not left must be whole and equal to that of one undisturbed server; at the end the workers have
 nothing left to do.
-
-How long answers took is printed by what happened meanwhile; --ratio R fails where the P99 of those during which a
-worker stood still is more than R times that of undisturbed ones.
 """
 
 import argparse
@@ -87,40 +84,8 @@ def answer(connection, slowly=0.0, leave_after=None):
     raise RuntimeError("a stream ended without [DONE]")
 
 
-def percentile(values, part):
-    """By nearest rank; 0 of none."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * part))] if values else 0.0
-
-
-class Times:
-    """How long answers took, and what happened meanwhile."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.answers = []  # when each began and ended
-        self.events = []  # what, from when to when
-
-    def answered(self, began):
-        with self.lock:
-            self.answers.append((began, time.monotonic()))
-
-    def happened(self, what, began):
-        with self.lock:
-            self.events.append((what, began, time.monotonic()))
-
-    def of(self, *what):
-        """Of answers during which one of these happened, and nothing else; of none: undisturbed ones."""
-        out = []
-        for began, ended in self.answers:
-            meanwhile = {name for name, start, end in self.events if start < ended and began < end}
-            if meanwhile == set() if not what else meanwhile and meanwhile <= set(what):
-                out.append(ended - began)
-        return out
-
-
 class Day:
     def __init__(self, options):
-        self.times = Times()
         self.options = options
         self.rng = random.Random(options.seed)
         self.lock = threading.Lock()
@@ -162,8 +127,6 @@ class Day:
                 self.fail(f"client {number}, request {index}, {kind}: {error!r}")
                 return
             if got is not None:
-                if kind != "slow":
-                    self.times.answered(began)
                 self.count("answers")
                 with self.lock:
                     self.longest = max(self.longest, time.monotonic() - began)
@@ -179,7 +142,6 @@ class Day:
         what = self.rng.choice(["kill -9", "SIGSTOP"] + (["full disk"] if DISK in os.environ else []))
         pause = self.rng.random()
         self.count(what)
-        began = time.monotonic()
         if what == "SIGSTOP":
             worker.process.send_signal(signal.SIGSTOP)
             time.sleep(pause ** 3 * self.options.longest)
@@ -195,8 +157,7 @@ class Day:
             if time.monotonic() > deadline:
                 return self.fail(f"the router does not take {role} {worker.url} back")
             time.sleep(0.05)
-        self.times.happened(what, began)
-        # And some time in which nothing happens, to compare with.
+        # And some time in which nothing happens.
         self.over.wait(pause * self.options.calm)
 
 
@@ -279,39 +240,9 @@ def run(day, log):
             worker.stop()
 
 
-def print_times(day):
-    """How long answers took; fails where a worker that stood still made them too long."""
-    kinds = {"undisturbed": day.times.of(), "a worker stands still": day.times.of("SIGSTOP"),
-             "a worker was killed": day.times.of("kill -9", "full disk")}
-    for name, taken in kinds.items():
-        print(f"  {name}: {len(taken)} answers, P50 {percentile(taken, 0.5):.2f} s, P99 {percentile(taken, 0.99):.2f} s")
-    quiet, still = (percentile(kinds[name], 0.99) for name in ("undisturbed", "a worker stands still"))
-    if day.options.json:
-        write_table(day, {name: [len(taken), percentile(taken, 0.5), percentile(taken, 0.99)]
-                          for name, taken in kinds.items()})
-    if quiet > 0 and still > 0:
-        print(f"  P99 while a worker stands still: {still / quiet:.1f} times that of undisturbed answers")
-        if day.options.ratio is not None and still > day.options.ratio * quiet:
-            day.fail(f"that is more than {day.options.ratio} times")
-
-
 def counted(day):
     return (", ".join(f"{n:,} {what}" for what, n in sorted(day.counts.items())) + f"; the longest {day.longest:.1f} s; " +
             ", ".join(f"{n} {what}" for what, n in day.retries))
-
-
-def write_table(day, kinds):
-    """As docs/data has them."""
-    options = day.options
-    quiet = kinds["undisturbed"][2]
-    rows = [[f"up to {options.longest:g} s", name, f"{count:,}", f"{middle:.2f} s", f"{most:.2f} s", f"{most / quiet:.1f}" if quiet else ""]
-            for name, (count, middle, most) in kinds.items()]
-    options.json.write_text(json.dumps({
-        "command": f"tests/clients/chaos.py BATON --events {options.events} --longest {options.longest:g} "
-                   f"--calm {options.calm:g} --seed {options.seed}",
-        "taken": counted(day) + ("; WRONG: " + day.wrong[0] if day.wrong else "; every answer whole and equal"),
-        "columns": ["stops", "meanwhile", "answers", "P50", "P99", "times that of undisturbed ones"], "rows": rows},
-        indent=1, ensure_ascii=False) + "\n")
 
 
 def with_a_disk_of_our_own():
@@ -333,8 +264,6 @@ def main():
     parser.add_argument("--longest", type=float, default=1.0, help="of a SIGSTOP, in seconds")
     parser.add_argument("--calm", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ratio", type=float, help="of the P99 with a worker that stands still to the undisturbed one")
-    parser.add_argument("--json", type=pathlib.Path, help="writes a table for docs/data")
     day = Day(parser.parse_args())
     if DISK not in os.environ:
         with_a_disk_of_our_own()
@@ -349,7 +278,6 @@ def main():
         if DISK in os.environ:
             subprocess.run(["umount", "--lazy", folder], check=True)
         print(counted(day))
-        print_times(day)
         if day.wrong:
             log.seek(0)
             print(*day.wrong[:5], log.read()[-3000:], f"seed {day.options.seed}", sep="\n")
