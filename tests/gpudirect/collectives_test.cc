@@ -1,7 +1,7 @@
 // Collectives on memory of devices: the bits that the host's memory gives, whoever has which kind,
 // in any order of the copy engines; and a device that fails ends the call at every rank.
 #include "tests/communicator/group.h"
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/placed.h"
 #include "tests/std.h"
 
 namespace baton {
@@ -17,33 +17,7 @@ std::byte* pointer(DevicePointer at) {
   return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(at));
 }
 
-// A vector of a rank's, in the host's memory or a device's.
-class Vector {
- public:
-  Vector(InstalledFake& gpu, bool on_device, const std::vector<float>& values)
-      : gpu_(gpu), values_(values) {
-    if (!on_device || values.empty()) return;
-    at_ = gpu_.fake().allocate(bytes());
-    std::memcpy(gpu_.fake().view(at_, bytes()), values.data(), bytes());
-  }
-  ~Vector() {
-    if (at_ != 0) gpu_.fake().free(at_);
-  }
-  Vector(const Vector&) = delete;
-  Vector& operator=(const Vector&) = delete;
-
-  float* data() { return at_ == 0 ? values_.data() : reinterpret_cast<float*>(pointer(at_)); }
-  std::vector<float> values() {
-    if (at_ != 0) std::memcpy(values_.data(), gpu_.fake().view(at_, bytes()), bytes());
-    return values_;
-  }
-
- private:
-  size_t bytes() const { return values_.size() * sizeof(float); }
-  InstalledFake& gpu_;
-  std::vector<float> values_;
-  DevicePointer at_ = 0;
-};
+using Vector = Placed<float>;
 
 // Sums of these depend on the order in which they are made.
 std::vector<float> numbers(int rank, size_t count) {
@@ -66,12 +40,12 @@ std::vector<std::vector<float>> round(Communicator& comm, InstalledFake& gpu, bo
   const CallOptions ordered{.ordered = true};
   std::vector<std::vector<float>> out;
   const auto call = [&](size_t in_count, size_t out_count, auto&& run) {
-    Vector in(gpu, in_on_device, numbers(comm.rank(), in_count));
-    Vector result(gpu, out_on_device, std::vector<float>(out_count, -1));
+    Vector in(in_on_device ? &gpu : nullptr, numbers(comm.rank(), in_count));
+    Vector result(out_on_device ? &gpu : nullptr, std::vector<float>(out_count, -1));
     const absl::Status status = run(in.data(), result.data());
     EXPECT_TRUE(status.ok()) << status;
-    EXPECT_TRUE(same_bits(in.values(), numbers(comm.rank(), in_count))) << "an input has changed";
-    out.push_back(result.values());
+    EXPECT_TRUE(same_bits(in.get(), numbers(comm.rank(), in_count))) << "an input has changed";
+    out.push_back(result.get());
   };
   const DataType type = DataType::kF32;
   call(count, count, [&](float* in, float* to) {
@@ -110,17 +84,17 @@ std::vector<std::vector<float>> round(Communicator& comm, InstalledFake& gpu, bo
   });
   // In place: the three shapes of it.
   {
-    Vector both(gpu, in_on_device, numbers(comm.rank(), n * count));
+    Vector both(in_on_device ? &gpu : nullptr, numbers(comm.rank(), n * count));
     float* const own = both.data() + static_cast<size_t>(comm.rank()) * count;
     EXPECT_TRUE(
         comm.all_reduce(both.data(), both.data(), n * count, type, ReduceOp::kSum, ordered).ok());
     EXPECT_TRUE(comm.reduce_scatter(both.data(), own, count, type, ReduceOp::kSum, ordered).ok());
-    const std::vector<float> scattered = both.values();
+    const std::vector<float> scattered = both.get();
     // Only the own part is a result.
     out.emplace_back(scattered.begin() + static_cast<ptrdiff_t>(comm.rank() * count),
                      scattered.begin() + static_cast<ptrdiff_t>((comm.rank() + 1) * count));
     EXPECT_TRUE(comm.all_gather(own, both.data(), count, type).ok());
-    out.push_back(both.values());
+    out.push_back(both.get());
   }
   return out;
 }
@@ -162,11 +136,11 @@ TEST_P(DeviceCollectives, AGroupThatEndsLeavesMemoryPinnedForOthers) {
   run_group(kRanks, options, [&](Communicator& comm) {
     constexpr size_t kCount = 10000;
     const auto sum = [&](Communicator& group) {
-      Vector both(gpu, true, std::vector<float>(kCount, 1));
+      Vector both(&gpu, std::vector<float>(kCount, 1));
       const absl::Status status = group.all_reduce(both.data(), both.data(), kCount, DataType::kF32,
                                                    ReduceOp::kSum, {.algorithm = Algorithm::kRing});
       EXPECT_TRUE(status.ok()) << status;
-      EXPECT_EQ(both.values(), std::vector<float>(kCount, kRanks));
+      EXPECT_EQ(both.get(), std::vector<float>(kCount, kRanks));
     };
     auto first = *comm.split(0, 0), second = *comm.split(0, 0);
     sum(*first);

@@ -1,7 +1,5 @@
 // What register_memory() makes of addresses, with the fake as the driver of this process.
-#include "gpudirect/contract/memory_place.h"
-#include "gpudirect/device_memory.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 
@@ -10,24 +8,13 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
-struct Machine {
-  explicit Machine(FakeOptions options = {}) : fake(std::move(options)) {
-    internal::use_device_memory(memory.get());
-  }
-  ~Machine() {
-    internal::use_device_memory(nullptr);
-    memory.reset();
-    EXPECT_THAT(fake.finish(), IsEmpty());
-  }
-  static void* address(DevicePointer at) { return reinterpret_cast<void*>(uintptr_t{at}); }
-
-  FakeDriver fake;
-  Driver driver = FakeDriver::driver();
-  std::unique_ptr<CudaMemory> memory =
-      std::make_unique<CudaMemory>([this]() -> const Driver* { return &driver; },
-                                   CudaMemory::Options{.kernels = {}, .table = CopyTable{}});
+// Without kernels, and without costs of copies.
+struct Machine : InstalledFake {
+  explicit Machine(FakeOptions options = {})
+      : InstalledFake(std::move(options), {.kernels = {}, .table = CopyTable{}}) {}
+  ~Machine() { expect_clean(); }
+  static void* address(DevicePointer at) { return pointer_of<void>(at); }
 };
 
 // Promise(devices): A machine without a driver runs the same binary and loads nothing | `dlopen`,
@@ -44,9 +31,9 @@ TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
 
 TEST(Place, CountsDevicesOrSaysWhyThereAreNone) {
   Machine machine({.devices = 2});
-  EXPECT_EQ(machine.memory->count().value_or(0), 2);
-  machine.fake.fail_next("cuDeviceGetCount", kOutOfMemory);
-  EXPECT_THAT(std::string(machine.memory->count().status().message()),
+  EXPECT_EQ(machine.memory().count().value_or(0), 2);
+  machine.fake().fail_next("cuDeviceGetCount", kOutOfMemory);
+  EXPECT_THAT(std::string(machine.memory().count().status().message()),
               HasSubstr("cuDeviceGetCount"));
 }
 
@@ -61,8 +48,8 @@ TEST(Place, HostMemoryStaysTheHostsWhateverTheDriverKnows) {
 
 TEST(Place, DeviceMemoryThatNoProviderReachesIsStaged) {
   Machine machine({.devices = 2, .attributes = without_dma_buf()});
-  const DevicePointer at = machine.fake.allocate(kMiB, 1);
-  const auto place = machine.memory->place(Machine::address(at), kMiB);
+  const DevicePointer at = machine.fake().allocate(kMiB, 1);
+  const auto place = machine.memory().place(Machine::address(at), kMiB);
   ASSERT_TRUE(place.ok()) << place.status();
   EXPECT_EQ(*place, (MemoryPlace{MemoryKind::kDevice, 1}));
   {
@@ -74,15 +61,15 @@ TEST(Place, DeviceMemoryThatNoProviderReachesIsStaged) {
     ASSERT_TRUE(remote.ok());
     EXPECT_EQ(remote->kind, MemoryKind::kDevice);
     EXPECT_FALSE(remote->direct);
-    EXPECT_EQ(machine.fake.calls_of("cuMemHostRegister"), 2u);  // the ring, and gates for streams
+    EXPECT_EQ(machine.fake().calls_of("cuMemHostRegister"), 2u);  // the ring, and gates for streams
   }
-  machine.fake.free(at);
+  machine.fake().free(at);
 }
 
 TEST(Place, WithoutPinnedMemoryTheRegistrationSaysWhy) {
   Machine machine({.attributes = without_dma_buf()});
-  const DevicePointer at = machine.fake.allocate(kMiB);
-  machine.fake.fail_next("cuMemHostRegister", kOutOfMemory);
+  const DevicePointer at = machine.fake().allocate(kMiB);
+  machine.fake().fail_next("cuMemHostRegister", kOutOfMemory);
   {
     StubWorker stub;
     const absl::Status status = stub.worker->register_memory(Machine::address(at), kMiB).status();
@@ -92,7 +79,7 @@ TEST(Place, WithoutPinnedMemoryTheRegistrationSaysWhy) {
         AllOf(HasSubstr("1048576 bytes of CUDA device 0"), HasSubstr("stub moves bytes by the CPU"),
               HasSubstr("open kernel module"), HasSubstr("staging.ring_mib")));
   }
-  machine.fake.free(at);
+  machine.fake().free(at);
 }
 
 TEST(Place, WhatNoTransferCanUseIsRefusedInOneLine) {
@@ -103,37 +90,37 @@ TEST(Place, WhatNoTransferCanUseIsRefusedInOneLine) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     return std::string(status.message());
   };
-  const DevicePointer managed = machine.fake.allocate(kMiB, 0, true);
+  const DevicePointer managed = machine.fake().allocate(kMiB, 0, true);
   EXPECT_THAT(refusal(managed, kMiB), HasSubstr("managed"));
-  const DevicePointer segments = machine.fake.allocate_segments(3, 2 * kMiB);
+  const DevicePointer segments = machine.fake().allocate_segments(3, 2 * kMiB);
   EXPECT_THAT(refusal(segments + kMiB, 2 * kMiB),
               AllOf(HasSubstr("2 allocations of CUDA device 0"),
                     HasSubstr("the first ends after 1048576 bytes")));
   EXPECT_THAT(refusal(segments, 64 * kMiB), HasSubstr("too long"));
-  machine.fake.free(segments);
+  machine.fake().free(segments);
   EXPECT_THAT(refusal(segments, kMiB), HasSubstr("register"));  // by what the kernel says
-  machine.fake.free(managed);
+  machine.fake().free(managed);
 }
 
 TEST(Place, ADmaBufIsOfTheWholePagesAround) {
   Machine machine;
-  const DevicePointer at = machine.fake.allocate(kMiB);
-  const auto file = machine.memory->dma_buf(Machine::address(at + 4096 + 100), 8192);
+  const DevicePointer at = machine.fake().allocate(kMiB);
+  const auto file = machine.memory().dma_buf(Machine::address(at + 4096 + 100), 8192);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE(file->dma_buf);
   EXPECT_EQ(file->offset, 100u);
   EXPECT_GE(file->fd, 0);
   close(file->fd);
-  machine.fake.free(at);
+  machine.fake().free(at);
 }
 
 TEST(Place, AFailingDriverFailsTheRegistrationAndNothingElse) {
   Machine machine;
-  const DevicePointer at = machine.fake.allocate(kMiB);
+  const DevicePointer at = machine.fake().allocate(kMiB);
   StubWorker stub;
   stub.provider->reaches_devices = true;
   ASSERT_TRUE(stub.worker->register_memory(Machine::address(at), kMiB).ok());
-  machine.fake.lose();
+  machine.fake().lose();
   EXPECT_EQ(stub.worker->register_memory(Machine::address(at), kMiB).status().code(),
             absl::StatusCode::kAborted);
 }

@@ -191,52 +191,6 @@ TEST_P(DeviceAgents, MemoryThatIsGoneUnderAListFailsTheTransfer) {
   EXPECT_TRUE(a_->release(*write).ok());
 }
 
-TEST_P(DeviceAgents, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
-  start();
-  if (IsSkipped()) return;
-  {
-    const std::unique_ptr<Block> host = block(false, *a_, 1), there = block(false, *b_, 2);
-    Block mine(of(true), *a_, *driver_, kBytes, 3);
-    introduce(*a_, *b_);
-    const auto write = a_->make_transfer(Op::kWrite, {{mine.whole()}}, {{there->whole()}}, "beta",
-                                         {}, MemoryKind::kDram, MemoryKind::kVram);
-    ASSERT_TRUE(a_->post(*write).ok());
-    driver_->fake().lose();
-    run_agents(*a_, *b_, [&] { return *a_->state(*write) != AgentTransferState::kRunning; });
-    // The fake adapter goes on: it does not know what its bus has lost.
-    EXPECT_TRUE(absl::IsAborted(a_->status(*write)) || adapters()) << a_->status(*write);
-    EXPECT_TRUE(a_->release(*write).ok());
-    const auto plain = a_->make_transfer(Op::kWrite, {{host->whole()}}, {{there->whole()}}, "beta");
-    ASSERT_TRUE(run(*plain).ok()) << a_->status(*plain);
-    EXPECT_TRUE(there->bytes() == host->bytes());
-    EXPECT_TRUE(a_->release(*plain).ok());
-  }
-  a_.reset();
-  b_.reset();
-  EXPECT_THAT(driver_->fake().violations(), testing::IsEmpty());
-  driver_.reset();
-}
-
-// As programs run them: threads of the agents move the bytes.
-TEST_P(DeviceAgents, WithThreadsOfTheirOwn) {
-  start();
-  if (IsSkipped()) return;
-  a_ = agent("alpha", true);
-  b_ = agent("beta", true);
-  const std::unique_ptr<Block> mine = block(true, *a_, 3), theirs = block(true, *b_, 100);
-  introduce(*a_, *b_);
-  for (const Op op : {Op::kWrite, Op::kRead}) {
-    mine->fill(op == Op::kWrite ? 7 : 8);
-    const std::vector<std::byte> sent = op == Op::kWrite ? mine->bytes() : theirs->bytes();
-    const auto move = a_->make_transfer(op, {{mine->whole()}}, {{theirs->whole()}}, "beta", {},
-                                        MemoryKind::kVram, MemoryKind::kVram);
-    ASSERT_TRUE(a_->post(*move).ok());
-    ASSERT_TRUE(a_->wait(*move, patient(std::chrono::seconds(60))).ok());
-    EXPECT_TRUE(mine->bytes() == sent && theirs->bytes() == sent);
-    EXPECT_TRUE(a_->release(*move).ok());
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Ways, DeviceAgents, testing::ValuesIn(kDeviceWays),
                          [](const auto& way) { return std::string(way.param.name); });
 

@@ -9,7 +9,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr size_t kSlabs = 100;
-constexpr size_t kPage = 4096;
+constexpr size_t kSlabPage = 4096;
 
 // For as long as it lives, so many descriptors more than are open.
 class RoomForDescriptors {
@@ -34,18 +34,19 @@ TEST_P(ManyAllocations, LeaveDescriptorsForSockets) {
     End here(gpu, "shm"), there(gpu, "shm");
     here.make();
     there.make();
-    std::vector<std::byte> host(2 * kPage);
-    const MemoryRegion host_here = *here.worker->register_memory(host.data(), kPage);
-    const MemoryRegion host_there = *there.worker->register_memory(host.data() + kPage, kPage);
+    std::vector<std::byte> host(2 * kSlabPage);
+    const MemoryRegion host_here = *here.worker->register_memory(host.data(), kSlabPage);
+    const MemoryRegion host_there =
+        *there.worker->register_memory(host.data() + kSlabPage, kSlabPage);
     std::vector<std::unique_ptr<internal::DeviceBuffer>> slabs;
     std::vector<MemoryRegion> regions;
     const auto add = [&] {
-      const auto region = there.worker->register_memory(slabs[regions.size()]->data(), kPage);
+      const auto region = there.worker->register_memory(slabs[regions.size()]->data(), kSlabPage);
       ASSERT_TRUE(region.ok()) << regions.size() << ": " << region.status();
       regions.push_back(*region);
     };
     std::generate_n(std::back_inserter(slabs), kSlabs,
-                    [] { return *internal::device_memory()->allocate(0, kPage); });
+                    [] { return *internal::device_memory()->allocate(0, kSlabPage); });
     const auto register_all = [&] {
       while (regions.size() < kSlabs && !testing::Test::HasFatalFailure()) add();
     };
@@ -56,9 +57,9 @@ TEST_P(ManyAllocations, LeaveDescriptorsForSockets) {
     const auto write = [&](const MemoryRegion& from, const MemoryRegion& to) {
       const auto id = here.worker->submit({.peer = peer,
                                            .local = from,
-                                           .local_layout = Layout::contiguous(0, kPage),
+                                           .local_layout = Layout::contiguous(0, kSlabPage),
                                            .remote = *there.worker->remote_region(to),
-                                           .remote_layout = Layout::contiguous(0, kPage)});
+                                           .remote_layout = Layout::contiguous(0, kSlabPage)});
       here.until([&] {
         there.worker->progress();
         return ended(*here.worker->state(*id));
@@ -67,15 +68,15 @@ TEST_P(ManyAllocations, LeaveDescriptorsForSockets) {
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_TRUE(here.worker->release(*id).ok());
     };
-    std::fill_n(here.view(), kPage, std::byte{7});
+    std::fill_n(here.view(), kSlabPage, std::byte{7});
     for (const MemoryRegion& region : regions) {
       write(host_here, host_there);
       write(here.region, region);
       if (HasFailure()) break;
     }
     for (const auto& slab : slabs) {
-      EXPECT_TRUE(gpu.fake().read(reinterpret_cast<uintptr_t>(slab->data()), kPage) ==
-                  std::string(kPage, 7));
+      EXPECT_TRUE(gpu.fake().read(reinterpret_cast<uintptr_t>(slab->data()), kSlabPage) ==
+                  std::string(kSlabPage, 7));
     }
     // Either says it of what it would have kept.
     const PeerId other = there.worker->next_peer_event().value().peer;

@@ -6,6 +6,7 @@
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/waiting.h"
 #include "tests/std.h"
+#include "transport/base/quantile.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -14,11 +15,6 @@ constexpr int kRounds = 25;
 constexpr int kLeastRounds = 5;  // after which a way that cannot be the best is left out
 constexpr double kAlike = 1.10;
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
 double least(const std::vector<double>& values) {
   return values.empty() ? std::numeric_limits<double>::infinity()
                         : *std::min_element(values.begin(), values.end());
@@ -69,9 +65,9 @@ absl::StatusOr<double> regret_of(const Device& device, Stream stream, Copier& co
   }
   double best = std::numeric_limits<double>::infinity();
   for (size_t way = 0; way < kCopyWays; ++way) {
-    if (!times[way].empty()) best = std::min(best, median(times[way]));
+    if (!times[way].empty()) best = std::min(best, base::median(times[way]));
   }
-  return median(times[kChosen]) / best;
+  return base::median(times[kChosen]) / best;
 }
 
 struct Regrets {

@@ -121,9 +121,8 @@ absl::StatusOr<Figure> while_a_kernel_runs(const Device& device, const Launcher&
 
 std::string json_of(const Figure& figure) {
   return absl::StrFormat(
-      R"({"name": "%s", "shape": "%s", "value": %s, "unit": "%s", "goal": %s, "met": %s})",
-      figure.name, figure.shape,
-      std::isnan(figure.value) ? "null" : absl::StrFormat("%.4g", figure.value), figure.unit,
+      R"({"name": "%s", "shape": "%s", "value": %.4g, "unit": "%s", "goal": %s, "met": %s})",
+      figure.name, figure.shape, figure.value, figure.unit,
       figure.goal.has_value()
           ? absl::StrFormat("\"%s %g\"", figure.at_most ? "<=" : ">=", *figure.goal)
           : "null",

@@ -1,12 +1,11 @@
 // Takes the figures of moving device memory, on whichever driver there is: rates of staged and of
 // mapped transfers beside the links' own, what an urgent one waits, whether bytes arrive while a
-// kernel has the whole device, what they cost a product beside them, and the planner's regret.
+// kernel has the whole device, and the planner's regret.
 //
 // Every transfer's bytes are compared. Two workers of this process stand for two.
 #pragma once
 
 #include "absl/status/statusor.h"
-#include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/device.h"
 #include "gpudirect/launcher.h"
 #include "tests/std.h"
@@ -16,7 +15,7 @@ namespace baton::gpudirect {
 struct Figure {
   std::string name;
   std::string shape;
-  double value = 0;  // NaN: there is none; `shape` says why
+  double value = 0;
   std::string unit;
   // What it is to be: at least, or with `at_most` at most; nothing: no goal.
   std::optional<double> goal;
@@ -33,8 +32,6 @@ struct TransferSizes {
   int urgent = 200;                           // urgent transfers
   size_t grid_bytes = 32 << 20;               // of a list of the planner's grid, at most
   uint64_t hold_nanoseconds = 5'000'000'000;  // for which a block has the device, at most
-  size_t product = 8192;                      // rows and columns of matrices
-  double product_seconds = 0.4;               // of products, each time
 };
 // Enough to make every call that the figures make; for figures it is too little.
 inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
@@ -42,16 +39,12 @@ inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
                                              .rounds = 2,
                                              .urgent = 5,
                                              .grid_bytes = 16 << 10,
-                                             .hold_nanoseconds = 1'000,
-                                             .product = 64,
-                                             .product_seconds = 0.01};
+                                             .hold_nanoseconds = 1'000};
 
 // Blocks. The driver's words where it fails, and DataLoss where bytes are wrong.
 absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
                                                           const Launcher& launcher,
                                                           const TransferSizes& sizes);
-absl::StatusOr<std::vector<Figure>> take_overlap_figures(
-    const Device& device, const absl::StatusOr<const CublasLt*>& blas, const TransferSizes& sizes);
 absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
                                                          const Launcher& launcher,
                                                          const TransferSizes& sizes);

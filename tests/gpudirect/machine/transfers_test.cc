@@ -18,11 +18,6 @@ class FiguresOnThisMachine : public WithKernelsOfThisMachine {
 };
 
 TEST_F(FiguresOnThisMachine, Transfers) { print(take_transfer_figures); }
-TEST_F(FiguresOnThisMachine, Overlap) {
-  print([](const Device& device, const Launcher&, const TransferSizes& sizes) {
-    return take_overlap_figures(device, machine_cublaslt(), sizes);
-  });
-}
 TEST_F(FiguresOnThisMachine, Planner) { print(take_planner_figures); }
 
 }  // namespace

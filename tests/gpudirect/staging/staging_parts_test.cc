@@ -152,23 +152,5 @@ TEST(StagingMessage, SaysWhatWasSaid) {
   }
 }
 
-TEST(StagingMessage, WhatIsBrokenIsRefusedAndNothingElseHappens) {
-  std::mt19937_64 random(5);
-  for (int round = 0; round < 20'000; ++round) {
-    std::string words;
-    example(static_cast<StagingMessage::Kind>(1 + random() % 9)).encode(words);
-    const size_t changes = 1 + random() % 4;
-    for (size_t i = 0; i < changes; ++i)
-      words[random() % words.size()] = static_cast<char>(random());
-    if (random() % 3 == 0) words.resize(random() % (words.size() + 1));
-    const auto heard = StagingMessage::decode(words);
-    if (!heard.ok()) continue;
-    EXPECT_LE(heard->runs.size(), StagingMessage::kMaxRuns);
-    uint64_t sum = 0;
-    for (const internal::Run& run : heard->runs) sum += run.bytes;
-    EXPECT_LE(sum, StagingMessage::kMaxBytes);
-  }
-}
-
 }  // namespace
 }  // namespace baton::internal

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "collectives/executor/device_sums.h"
 #include "tests/communicator/group.h"
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/placed.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
 
@@ -11,7 +11,6 @@ namespace baton {
 namespace {
 
 using gpudirect::CudaMemory;
-using gpudirect::DevicePointer;
 using gpudirect::FakeDriver;
 using gpudirect::InstalledFake;
 using gpudirect::SumCosts;
@@ -33,27 +32,9 @@ CommunicatorOptions options_of(const std::string& provider, const std::string& s
 }
 
 // Bytes on the device, some elements behind what is aligned.
-class DeviceBytes {
- public:
+struct DeviceBytes : Placed<std::byte> {
   DeviceBytes(InstalledFake& gpu, size_t bytes, size_t skip)
-      : gpu_(gpu), skip_(skip), bytes_(bytes), at_(gpu.fake().allocate(bytes + skip + 1)) {}
-  ~DeviceBytes() { gpu_.fake().free(at_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-
-  std::byte* data() const { return gpudirect::pointer_of<std::byte>(at_ + skip_); }
-  void put(const std::vector<std::byte>& bytes) {
-    std::memcpy(gpu_.fake().view(at_ + skip_, bytes_), bytes.data(), bytes_);
-  }
-  std::vector<std::byte> get() {
-    const std::byte* const at = gpu_.fake().view(at_ + skip_, bytes_);
-    return {at, at + bytes_};
-  }
-
- private:
-  InstalledFake& gpu_;
-  const size_t skip_, bytes_;
-  const DevicePointer at_;
+      : Placed(&gpu, std::vector<std::byte>(bytes), skip) {}
 };
 
 // Small numbers of a type, whose sums and products depend on their order where they are floats; no

@@ -2,7 +2,7 @@
 // memory, whoever has which kind of memory, in whatever order calls overlap; nothing is staged.
 #include "absl/strings/str_cat.h"
 #include "tests/communicator/group.h"
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/placed.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
 #include "tests/until.h"
@@ -11,7 +11,6 @@ namespace baton {
 namespace {
 
 using gpudirect::CudaMemory;
-using gpudirect::DevicePointer;
 using gpudirect::FakeDriver;
 using gpudirect::InstalledFake;
 using testing::HasSubstr;
@@ -43,33 +42,7 @@ std::vector<std::byte> floats_of(int rank, size_t bytes) {
   return out;
 }
 
-// Of a device, or of the host.
-class Bytes {
- public:
-  Bytes(InstalledFake* gpu, std::vector<std::byte> bytes) : gpu_(gpu), bytes_(std::move(bytes)) {
-    if (gpu_ == nullptr) return;
-    at_ = gpu_->fake().allocate(bytes_.size());
-    std::memcpy(gpu_->fake().view(at_, bytes_.size()), bytes_.data(), bytes_.size());
-  }
-  ~Bytes() {
-    if (gpu_ != nullptr) gpu_->fake().free(at_);
-  }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-  std::byte* data() {
-    return gpu_ != nullptr ? gpudirect::pointer_of<std::byte>(at_) : bytes_.data();
-  }
-  std::vector<std::byte> get() {
-    if (gpu_ != nullptr)
-      std::memcpy(bytes_.data(), gpu_->fake().view(at_, bytes_.size()), bytes_.size());
-    return bytes_;
-  }
-
- private:
-  InstalledFake* const gpu_;
-  std::vector<std::byte> bytes_;
-  DevicePointer at_ = 0;
-};
+using Bytes = Placed<std::byte>;
 
 // What a rank gets, and whether its input was left alone.
 std::vector<std::byte> reduced(Communicator& comm, InstalledFake* gpu, size_t bytes, DataType type,
