@@ -161,7 +161,7 @@ TEST_P(Mismatch, CallsThatDifferAreNamedAtEveryRankByItsNextCall) {
   for (const auto& [odd, others] : differ) {
     for (const int ranks : {2, 3, 4}) {
       if (others.kind == kAllToAllV && ranks > 2) break;  // each message is between two ranks
-      const size_t times = ++turn % 2 == 0 ? 1 : 100;  // in one message; in several
+      const size_t times = ++turn % 2 == 0 ? 1 : 100;     // in one message; in several
       SCOPED_TRACE(testing::Message() << odd.what << " of a " << name_of(others.kind) << ", "
                                       << ranks << " ranks, " << times << " times the count");
       run_group(ranks, options(), [&, odd = odd, others = others](Communicator& comm) {

@@ -28,9 +28,8 @@ class Calls : public SimGroup {
   void wait_ready() {
     ASSERT_TRUE(drive(
         [&] {
-          return std::all_of(comms_.begin(), comms_.end(), [](const auto& comm) {
-            return comm->state() == GroupState::kReady;
-          });
+          return std::all_of(comms_.begin(), comms_.end(),
+                             [](const auto& comm) { return comm->state() == GroupState::kReady; });
         },
         seconds(10)));
   }
@@ -49,9 +48,9 @@ class Calls : public SimGroup {
     }
     std::vector<std::pair<size_t, absl::StatusOr<Work>>> works;
     for (size_t node = 0; node < nodes_; ++node) {
-      works.emplace_back(node, comms_[node]->all_reduce_async(data[node].data(), data[node].data(),
-                                                              count, DataType::kF32,
-                                                              ReduceOp::kSum, options));
+      works.emplace_back(node,
+                         comms_[node]->all_reduce_async(data[node].data(), data[node].data(), count,
+                                                        DataType::kF32, ReduceOp::kSum, options));
     }
     finish(works);
     for (const auto& got : data) ASSERT_EQ(got, wanted);
@@ -79,12 +78,11 @@ class Calls : public SimGroup {
         if (planned.sends) MessagePlan::fill(planned.message, flow.data());
         CallOptions tagged;
         tagged.tag = planned.message.tag;
-        works.emplace_back(node, planned.sends
-                                     ? comms_[node]->send_async(flow.data(), bytes, DataType::kU8,
-                                                                planned.other, tagged)
-                                     : comms_[node]->receive_async(flow.data(), bytes,
-                                                                   DataType::kU8, planned.other,
-                                                                   tagged));
+        works.emplace_back(
+            node, planned.sends ? comms_[node]->send_async(flow.data(), bytes, DataType::kU8,
+                                                           planned.other, tagged)
+                                : comms_[node]->receive_async(flow.data(), bytes, DataType::kU8,
+                                                              planned.other, tagged));
       }
     }
     finish(works);
