@@ -336,7 +336,6 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
   absl::Status told;
   status = gpu_->wait([&] {
     if (told.ok()) told = tell_written(hook, config_.num_layers);
-    hook.while_waiting();
   });
   if (status.ok()) status = told;
   if (status.ok()) status = tell_written(hook, config_.num_layers);

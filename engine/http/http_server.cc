@@ -263,8 +263,8 @@ void HttpServer::Impl::register_routes() {
     CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
-    std::string page = host.metrics->prometheus(host.engine.stats(), options.model);
-    serve::PrometheusPage more("baton_", {}, &page);
+    std::string page = host.metrics->prometheus(host.engine.stats());
+    serve::PrometheusPage more("baton_", &page);
     more.single("requests_refused_total", "Refused for want of time (429).", "counter",
                 host.engine.refused());
     print_connections(listener.stats(), &page);

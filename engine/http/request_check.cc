@@ -34,7 +34,7 @@ void mark_request(HttpExchange* exchange) {
 std::vector<std::string> always_answered() { return {kOpenPaths.begin(), kOpenPaths.end()}; }
 
 void print_connections(const HttpListenerStats& stats, std::string* page) {
-  serve::PrometheusPage out("baton_http_", {}, page);
+  serve::PrometheusPage out("baton_http_", page);
   out.single("connections", "Open connections.", "gauge", stats.connections);
   out.single("answering", "Requests not answered yet.", "gauge", stats.answering);
   out.single("refused_total", "Connections closed for want of room.", "counter", stats.refused);

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "engine/kernels/aligned.h"
@@ -72,21 +71,6 @@ void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, c
 // The same on the calling thread, with the scratch of `thread`.
 void gemm_serial(GemmScratch& scratch, int thread, int m, const MatrixView& a, const PackedB& b,
                  float* c, size_t ldc, bool accumulate);
-
-// Several products at once, of which one alone would not keep all threads busy: experts, each with
-// a few rows. C [m][n] (row stride ldc) = A [m][k] (row stride lda) B; no C overlaps another.
-struct GroupedProduct {
-  int m = 0;
-  const float* a = nullptr;
-  size_t lda = 0;
-  PackedB b;  // k and n are the same in all
-  float* c = nullptr;
-  size_t ldc = 0;
-};
-
-// Each element is the chain that gemm() makes of it.
-void gemm_grouped(ComputePool& pool, GemmScratch& scratch,
-                  std::span<const GroupedProduct> products);
 
 // Plain loops with the same chains, for tests.
 void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,

@@ -65,8 +65,6 @@ class LayerHook {
   // True if kv_written() must be called as soon as a layer is written. If false, a runner may call
   // it for all layers at the end.
   virtual bool hears_layers() const { return true; }
-  // Often, while a device computes and this thread has nothing to do.
-  virtual void while_waiting() {}
   // The K/V of all new tokens of the batch are in this layer's blocks, which forward() will not
   // write again: a prefill worker starts sending them here, while the layer's attention and
   // everything after it are still to be computed.

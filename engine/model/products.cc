@@ -18,17 +18,11 @@ void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t 
 void Model::Impl::multiply_experts(Workspace::Impl& w, std::span<const ExpertTable::Group> groups,
                                    const float* a, size_t lda, const PackedWeight& weight,
                                    float* out, size_t ldc) {
-  w.products.clear();
   for (const ExpertTable::Group& group : groups) {
     const size_t first = static_cast<size_t>(group.first);
-    const WeightView expert = weight.view(group.expert);
-    if (weight.arithmetic == Arithmetic::kBf16) {
-      multiply(w, group.count, a + first * lda, lda, expert, out + first * ldc, ldc, false);
-    } else if (weight.n > 0) {
-      w.products.push_back({group.count, a + first * lda, lda, expert.b(), out + first * ldc, ldc});
-    }
+    multiply(w, group.count, a + first * lda, lda, weight.view(group.expert), out + first * ldc,
+             ldc, false);
   }
-  gemm_grouped(*w.pool, w.gemm_scratch, w.products);
 }
 
 absl::Status Model::Impl::gather(Workspace::Impl& w, int rows, const float* own, size_t stride,

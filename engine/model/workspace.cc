@@ -32,7 +32,6 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
     experts = ExpertTable(config.num_experts, config.experts_per_token, config.norm_topk_prob,
                           limits.max_tokens, threads.size());
     expert_rows = AlignedArray<float>(slots * d);
-    products.reserve(static_cast<size_t>(config.num_experts));
   }
   logits = AlignedArray<float>(chunks * own(config.vocab_size));
   attention = AlignedArray<float>(kAttentionScratch * threads.size());

@@ -64,7 +64,6 @@ struct Workspace::Impl {
   std::vector<int32_t> chosen;
   std::vector<float> weights;
   std::vector<ExpertTable::Group> groups;
-  std::vector<GroupedProduct> products;
 
   // With several ranks:
   ShardExchange* exchange = nullptr;

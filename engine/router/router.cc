@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::str
 
 std::string worker_metrics(const Workers& workers) {
   std::string page;
-  serve::PrometheusPage out("baton_router_", {}, &page);
+  serve::PrometheusPage out("baton_router_", &page);
   const auto print = [&](const char* name, const char* help, const char* type, auto value) {
     out.header(name, help, type);
     for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
@@ -361,7 +361,7 @@ json Router::Impl::health_page(bool* usable) {
 
 std::string Router::Impl::metrics_page() {
   std::string page = worker_metrics(workers);
-  serve::PrometheusPage out("baton_router_", {}, &page);
+  serve::PrometheusPage out("baton_router_", &page);
   const auto count = [&](const char* name, const char* help, uint64_t value) {
     out.single(name, help, "counter", value);
   };

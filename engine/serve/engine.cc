@@ -52,7 +52,6 @@ absl::Status Engine::add_request(Request request) {
   sequence.prompt_tokens = sequence.tokens.size();
   sequence.metrics.prompt_tokens = static_cast<uint32_t>(sequence.prompt_tokens);
   sequence.metrics.arrival = clock_.now();
-  sequence.metrics.max_tokens = static_cast<uint32_t>(std::max(request.sampling.max_tokens, 0));
   // Whoever resumes a stream has heard of its prompt.
   request.sampling.prompt_logprobs &= request.resume_tokens.empty();
   if (request.sampling.prompt_logprobs) {
@@ -132,7 +131,6 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   stats_.cached_tokens += sequence->metrics.cached_tokens;
   stats_.loaded_tokens += sequence->metrics.loaded_tokens;
   stats_.tier_tokens += sequence->metrics.tier_tokens;
-  note_lookup(*sequence);
   event.id = sequence->request.id;
   event.finished = true;
   event.reason = reason;
@@ -141,22 +139,6 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   // Its place is free before its client hears of its end.
   const auto ended = requests_.extract(event.id);
   if (sequence->request.on_event) sequence->request.on_event(event);
-}
-
-// Once for each prompt, when it is known what came of it.
-void Engine::note_lookup(const Sequence& sequence) {
-  const RequestMetrics& metrics = sequence.metrics;
-  if (metrics.admitted == Time{} || !options_.prefix_cache ||
-      sequence.request.sampling.prompt_logprobs) {
-    return;
-  }
-  stats_.lookup_tokens += sequence.prompt_tokens;
-  stats_.hit_tokens += metrics.cached_tokens;
-  if (tiers_ == nullptr && sequence.request.prefill_address.empty() && sequence.source == nullptr) {
-    return;
-  }
-  stats_.external_lookup_tokens += sequence.prompt_tokens - metrics.cached_tokens;
-  stats_.external_hit_tokens += metrics.loaded_tokens + metrics.tier_tokens;
 }
 
 bool Engine::follow_loads() {
@@ -293,7 +275,6 @@ absl::Status Engine::compute(const StepPlan& plan) {
     }
   }
   if (options_.runner != nullptr) let_runner_draw(plan);
-  if (plan.streaming != nullptr) ++stats_.loads_streamed;
   if (plan.streaming != nullptr) {
     hook_.await(plan.streaming->source->source(), plan.streaming->load, wake_fd_);
   }

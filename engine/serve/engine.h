@@ -82,19 +82,13 @@ struct EngineStats {
   uint64_t requests_finished = 0;
   uint64_t jobs_finished = 0;  // prompts that other engines have asked for
   uint64_t preemptions = 0;
-  uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
-  uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
-  uint64_t tier_tokens = 0;    // prompt tokens whose KV came from the KV tiers
-  // Counts of prompts and prefill jobs that left the queue:
-  uint64_t lookup_tokens = 0;           // looked up in the prefix cache
-  uint64_t hit_tokens = 0;              // and found
-  uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
-  uint64_t external_hit_tokens = 0;     // of which found there
+  uint64_t cached_tokens = 0;    // prompt tokens found in the prefix cache
+  uint64_t loaded_tokens = 0;    // prompt tokens whose KV came from a prefill worker
+  uint64_t tier_tokens = 0;      // prompt tokens whose KV came from the KV tiers
   uint64_t kv_bytes_sent = 0;    // of prompts that were computed for other engines, at all ranks
   uint64_t kv_bytes_loaded = 0;  // of loads that were complete
   uint64_t loads_failed = 0;
-  uint64_t loads_streamed = 0;  // computed while layers still arrived
-  uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
+  uint64_t loads_stalled = 0;  // whose prompt was computed as layers came, and one did not
   size_t waiting = 0;
   size_t running = 0;
   size_t loading = 0;
@@ -178,7 +172,6 @@ class Engine {
   void note_failed_load(Sequence* sequence, const absl::Status& why);
   void load_failed(Sequence* sequence, const absl::Status& why);
   void note_admitted(const StepPlan& plan);
-  void note_lookup(const Sequence& sequence);
   void load_ended(Sequence* sequence);
   void load_finished(Sequence* sequence);
   void advance(const ScheduledChunk& chunk, size_t row);

@@ -31,23 +31,17 @@ std::string worker_metrics(std::span<const NamedWorkerStats> workers);
 class ServingMetrics {
  public:
   void observe(const RequestMetrics& metrics, FinishReason reason);
-  // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like,
-  // with its labels: `model` is the name by which clients call it.
-  std::string prometheus(const EngineStats& engine, std::string_view model) const;
+  // The whole page for /metrics; names start with baton_.
+  std::string prometheus(const EngineStats& engine) const;
 
  private:
   static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                                      0.25,  0.5,    1,     2.5,  5,     10,   60};
-  static constexpr std::array<double, 18> kTokens = {1,   2,   5,   10,  20,  50,  100, 200, 500,
-                                                     1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5};
   static void print_tiers(const kvtransfer::tiers::TierStats& tiers, PrometheusPage* out);
-  void print_as_vllm(const EngineStats& engine, std::string_view model, std::string* out) const;
 
   mutable std::mutex mutex_;
   // In seconds, of requests that had a token.
   Histogram ttft_{kBounds}, itl_{kBounds}, tpot_{kBounds}, e2e_{kBounds};
-  Histogram queue_{kBounds}, prefill_{kBounds}, decode_{kBounds}, inference_{kBounds};
-  Histogram prompt_length_{kTokens}, output_length_{kTokens}, max_tokens_{kTokens};
   std::array<uint64_t, 4> finished_{};  // by FinishReason
   uint64_t prompt_tokens_ = 0;
   uint64_t output_tokens_ = 0;

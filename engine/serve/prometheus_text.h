@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -34,24 +33,19 @@ class Histogram {
   double sum_ = 0;
 };
 
-// Appends metrics whose names begin alike and that have the same labels.
+// Appends metrics whose names begin alike.
 class PrometheusPage {
  public:
-  // `labels`: names and values, in this order.
-  PrometheusPage(std::string_view prefix,
-                 const std::vector<std::pair<std::string, std::string>>& labels, std::string* out)
-      : prefix_(prefix), out_(*out) {
-    for (const auto& [name, value] : labels) labels_ += label(name, value);
-  }
+  PrometheusPage(std::string_view prefix, std::string* out) : prefix_(prefix), out_(*out) {}
 
   void header(std::string_view name, std::string_view help, std::string_view type) {
     absl::StrAppend(&out_, "# HELP ", prefix_, view(name), " ", view(help), "\n# TYPE ", prefix_,
                     view(name), " ", view(type), "\n");
   }
-  // A line of a metric that has its header; `own`: labels of its own, as label() makes them.
+  // A line of a metric that has its header; `labels`: as label() makes them.
   template <typename Value>
-  void line(std::string_view name, std::string_view own, Value value) {
-    std::string all = absl::StrCat(labels_, view(own));
+  void line(std::string_view name, std::string_view labels, Value value) {
+    std::string all(labels);
     if (!all.empty()) all = absl::StrCat("{", all.substr(0, all.size() - 1), "}");
     absl::StrAppend(&out_, prefix_, view(name), all, " ", value, "\n");
   }
@@ -88,7 +82,6 @@ class PrometheusPage {
 
  private:
   const std::string prefix_;
-  std::string labels_;
   std::string& out_;
 };
 

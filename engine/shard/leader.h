@@ -68,7 +68,6 @@ class Leader {
                           std::span<const StepSend> sends = {});
   // How that ended.
   void end_step(const absl::Status& status);
-  bool in_step() const { return in_step_; }
 
   // What each follower said of itself, from rank 1 on: its KV address, "" without a session.
   const std::vector<std::string>& about_followers() const { return about_followers_; }

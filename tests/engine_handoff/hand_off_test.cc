@@ -268,26 +268,6 @@ TEST_F(Pair, UnclaimedBlocksReturnAfterTheirLease) {
   EXPECT_THAT(why(1), HasSubstr("no longer has it"));
 }
 
-TEST_F(Pair, ASilentPrefillIsGivenUp) {
-  Request request = request_of(1, 100);
-  request.remote_prefill = p_->at("t");
-  d_->submit(std::move(request));
-  until([&] { return d_->engine().stats().loading == 1; });
-  for (int i = 0; i < 200; ++i) {  // prefill answers nothing
-    d_->turn();
-    clock_.advance(milliseconds(4));
-  }
-  EXPECT_EQ(d_->engine().stats().loads_failed, 0u);
-  until(
-      [&] {
-        clock_.advance(milliseconds(4));
-        return d_->outcome(1).finished;
-      },
-      false);
-  EXPECT_THAT(why(1), HasSubstr("is silent for 1 s"));
-  EXPECT_EQ(d_->outcome(1).tokens, serve::run_one_at_a_time({request_of(1, 100)})[1].tokens);
-}
-
 TEST_F(Pair, AnAnsweringPrefillThatNeverComputesTimesOut) {
   Request request = request_of(1, 100);
   make({}, {}, seconds(30));  // the clock is quicker than its answers

@@ -102,17 +102,6 @@ class Misuse : public testing::Test {
 
 // --- decode
 
-TEST_F(Misuse, ATransferIsLoadedByOneRequestAtATime) {
-  p_->fill(1, 3);
-  p_->save("t", {1});
-  for (uint32_t id = 1; id <= 3; ++id) ASSERT_TRUE(d_->load(id, p_->at("t"), {4 + id}).ok());
-  until([&] { return d_->ended(1) && d_->ended(2) && d_->ended(3); });
-  EXPECT_TRUE(d_->holds(5, 3)) << d_->why(1);
-  EXPECT_THAT(d_->why(2), HasSubstr("another request loads"));
-  EXPECT_THAT(d_->why(3), HasSubstr("another request loads"));
-  EXPECT_TRUE((*d_)->end_load(2));
-}
-
 TEST_F(Misuse, WhatIsDeclinedWhileItIsLoadedIsStillWanted) {
   const auto stranger = be_asked("t");
   (*d_)->decline(from(*stranger, "t"));
@@ -167,18 +156,6 @@ TEST_F(Misuse, BinaryNamesMatchNoRequest) {
   (*d_)->decline(nobody);
   (*d_)->decline(p_->at("\xff"));
   d_->turn();
-}
-
-TEST_F(Misuse, AWrongAddressFailsThoseThatSayIt) {
-  p_->fill(1, 3);
-  p_->save("t", {1});
-  kvtransfer::KvTransfer wrong = p_->at("wrong");
-  wrong.address = "127.0.0.1:1";
-  ASSERT_TRUE(d_->load(1, wrong, {6}).ok());
-  d_->turn();
-  ASSERT_TRUE(d_->load(2, p_->at("t"), {5}).ok());
-  until([&] { return d_->ended(2); });
-  EXPECT_TRUE(d_->holds(5, 3)) << d_->why(2);
 }
 
 TEST_F(Misuse, EachMayLoadFromTheOther) {
@@ -276,19 +253,6 @@ TEST_F(Misuse, MoreAndMoreIsNotKept) {
   EXPECT_THAT(d_->why(1), HasSubstr("keeps reporting blocks"));
 }
 
-TEST_F(Misuse, WhatIsNoMessageIsPassedOver) {
-  const auto stranger = be_asked("t");
-  for (const char* text :
-       {"", "[]", "1", "null", "{", "{}", "\xff", R"({"kind": 1})", R"({"kind": "ready"})",
-        R"({"kind": "want"})", R"({"kind": "want", "transfer": "t", "metadata": "zz"})",
-        R"({"kind": "done", "transfer": []})", R"({"kind": "ready", "transfer": "t", "parts": 3})",
-        R"({"kind": "ready", "transfer": "t", "parts": [[0, 0]]})"}) {
-    stranger->say_text("decode/0", text);
-  }
-  exchange(*stranger);
-  EXPECT_TRUE((*d_)->load_status(1).ok()) << d_->why(1);
-}
-
 TEST_F(Misuse, ALayoutThatCannotBeIsRefused) {
   const json kv = ForeignLayout::own(kBareGeometry).say();
   const json right = {{"kind", "layout"}, {"model", "a checkpoint"}, {"kv", kv}};
@@ -316,30 +280,6 @@ TEST_F(Misuse, ALayoutThatCannotBeIsRefused) {
 
 // --- prefill
 
-TEST_F(Misuse, ANameThatTwoRequestsHaveIsNeithers) {
-  // Decode would take the blocks of one for those of the other.
-  const uint64_t first = p_->save("t", {1});
-  (*p_)->hold(first);
-  EXPECT_EQ(p_->save("t", {2}), 0U);
-  EXPECT_THAT((*p_)->released(), ElementsAre(first));
-  for (const bool finished : {true, false}) {
-    ASSERT_TRUE(d_->load(1, p_->at("t", finished), {5}).ok());
-    until([&] { return d_->ended(1); });
-    EXPECT_THAT(d_->why(1), HasSubstr("no longer has it"));
-    until([&] { return (*d_)->end_load(1); });
-  }
-  // Prefill has heard all that was said of these loads when it has answered another.
-  ASSERT_TRUE(d_->load(2, p_->at("u", true), {6}).ok());
-  until([&] { return d_->ended(2); });
-  clock_.advance(seconds(31));
-  p_->turn();
-  p_->fill(2, 3);
-  p_->save("t", {2});
-  ASSERT_TRUE(d_->load(1, p_->at("t", true), {5}).ok());
-  until([&] { return d_->ended(1); });
-  EXPECT_TRUE(d_->holds(5, 3)) << d_->why(1);
-}
-
 TEST_F(Misuse, AReusedNameStopsItsReaders) {
   Stranger stranger("stranger/0");
   meet(stranger, "t");
@@ -365,15 +305,6 @@ TEST_F(Misuse, WhatOneDoesNotWantAnotherStillReads) {
   prefill_until([&] { return other.count("alive", "v") > 0; });
   p_->save("t", {1});
   prefill_until([&] { return reader.count("ready", "t") > 0; });
-}
-
-TEST_F(Misuse, OneThatCameBackIsToldAnew) {
-  p_->save("t", {1});
-  for (int i = 0; i < 2; ++i) {
-    Stranger stranger("stranger/0");
-    meet(stranger, "t");
-    prefill_until([&] { return stranger.count("ready") > 0; });
-  }
 }
 
 TEST_F(Misuse, AFullQueueOfPrefillsDelays) {
@@ -449,29 +380,6 @@ TEST_F(Misuse, AskingRenewsTheLease) {
 }
 
 // --- ends
-
-TEST_F(Misuse, WhatIsUnderWayHasFailedAndWhatIsHeldIsFree) {
-  const uint64_t send = p_->save("t", {1});
-  (*p_)->hold(send);
-  ASSERT_TRUE(d_->load(1, p_->at("t"), {5}).ok());
-  ASSERT_TRUE(d_->load(2, p_->at("u"), {6}).ok());
-  d_->turn();
-  ASSERT_TRUE(d_->load(3, p_->at("v"), {7}).ok());
-  (*d_)->close();
-  (*d_)->close();
-  for (const uint64_t id : {1, 2, 3}) {
-    EXPECT_TRUE(absl::IsUnavailable((*d_)->load_status(id))) << (*d_)->load_status(id);
-    EXPECT_TRUE((*d_)->end_load(id));
-  }
-  EXPECT_TRUE(absl::IsUnavailable(d_->load(4, p_->at("t"), {5})));
-  (*d_)->decline(p_->at("t"));
-  d_->turn();
-  (*p_)->close();
-  EXPECT_THAT((*p_)->released(), ElementsAre(send));
-  EXPECT_EQ((*p_)->open("u", 16), 0U);
-  (*p_)->hold(send);
-  (*p_)->drop(send);
-}
 
 TEST_F(Misuse, ACacheIsUsedOnceAndBeforeAllElse) {
   EXPECT_TRUE(absl::IsFailedPrecondition((*p_)->use_cache(p_->cache())));

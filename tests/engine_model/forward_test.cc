@@ -1,9 +1,9 @@
-// The forward pass: against a plain transformer, and the same bits however work is cut up.
+// The forward pass against a plain transformer; that work may be cut up is
+// arithmetic_forward_test's.
 #include "engine/kernels/elementwise.h"
 #include "engine/model/rope.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
-#include "tests/engine_model/vector_widths.h"
 #include "tests/test.h"
 
 namespace baton::engine {
@@ -186,59 +186,6 @@ TEST(Forward, MatchesAPlainTransformer) {
       ASSERT_NEAR(actual[i], expected[i], 0.02 * largest) << "logit " << i;
     }
   }
-}
-
-TEST(Forward, ChunksThreadsAndVectorWidthsDoNotChangeABit) {
-  for (const ModelConfig& config : all_configs()) {
-    const Checkpoint checkpoint = make_test_checkpoint(config, 7);
-    const Tokens tokens = random_tokens(150, config.vocab_size, 2);
-    Logits first;
-    for_every_width([&] {
-      for (const int threads : {1, 3}) {
-        for (const size_t piece : {size_t{150}, size_t{64}, size_t{16}, size_t{7}, size_t{1}}) {
-          Rig rig(checkpoint, threads);
-          const auto table = rig.take(tokens.size());
-          const Logits logits = rig.prompt(tokens, table, piece);
-          if (first.empty()) first = logits;
-          ASSERT_TRUE(same_bits(logits, first)) << threads << " threads, pieces of " << piece;
-          ASSERT_FALSE(std::isnan(logits[0]));
-        }
-      }
-    });
-  }
-}
-
-TEST(Forward, TheKvThatIsStoredDoesNotDependOnChunks) {
-  const Checkpoint checkpoint = make_test_checkpoint(odd_config(), 7);
-  const Tokens tokens = random_tokens(100, 301, 2);
-  Rig whole(checkpoint), single(checkpoint);
-  whole.prompt(tokens, whole.take(tokens.size()), 100);
-  single.prompt(tokens, single.take(tokens.size()), 1);
-  EXPECT_EQ(std::memcmp(whole.memory.data(), single.memory.data(), whole.memory.size() * 2), 0);
-}
-
-TEST(Forward, TheBatchDoesNotChangeABit) {
-  const ModelConfig config = odd_config();
-  const Checkpoint checkpoint = make_test_checkpoint(config, 9);
-  const size_t vocab = size_t(config.vocab_size);
-  const Tokens a = random_tokens(90, config.vocab_size, 3),
-               b = random_tokens(33, config.vocab_size, 4);
-  const Tokens c = random_tokens(20, config.vocab_size, 5);
-  Rig alone(checkpoint);
-  const Logits a_alone = alone.prompt(a, alone.take(90), 90);
-  const Logits b_alone = alone.prompt(b, alone.take(33), 33);
-  const Logits c_alone = alone.prompt(c, alone.take(20), 20);
-
-  Rig rig(checkpoint, 2);
-  const auto ta = rig.take(90), tb = rig.take(33), tc = rig.take(20);
-  const std::span<const int32_t> sa(a), sb(b), sc(c);
-  rig.run({{sa.first(50), 0, ta, false}, {sb.first(32), 0, tb, false}, {sc.first(1), 0, tc, true}});
-  const Logits mixed = rig.run({{sb.subspan(32), 32, tb, true},
-                                {sa.subspan(50), 50, ta, true},
-                                {sc.subspan(1), 1, tc, true}});
-  EXPECT_TRUE(same_bits(std::span(mixed).first(vocab), b_alone));
-  EXPECT_TRUE(same_bits(std::span(mixed).subspan(vocab, vocab), a_alone));
-  EXPECT_TRUE(same_bits(std::span(mixed).subspan(2 * vocab, vocab), c_alone));
 }
 
 TEST(Forward, BlocksOfAnotherCacheGiveTheSameText) {

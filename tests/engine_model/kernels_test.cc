@@ -152,40 +152,6 @@ struct Paged {
   std::vector<uint32_t> table;
 };
 
-TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
-  const std::vector<int> rows = {1, 7, 2, 40, 1};
-  for (const auto& [k, n] : {std::pair{48, 80}, {400, 301}, {640, 1056}}) {
-    std::vector<AlignedArray<uint16_t>> bf16;
-    std::vector<PackedB> weights;
-    std::vector<float> a = random_floats(size_t(51) * size_t(k), 3);
-    for (uint32_t e = 0; e < rows.size(); ++e) {
-      const std::vector<float> values = random_floats(size_t(k) * size_t(n), e);
-      std::vector<uint16_t> weight;
-      for (const float x : values) weight.push_back(bf16_from_float(x));
-      pack_weight(k, n, weight.data(), bf16.emplace_back(packed_elements(k, n)).data());
-      weights.push_back({.k = k, .n = n, .bf16 = bf16.back().data(), .panel_rows = size_t(k)});
-    }
-    std::vector<float> expected(51 * size_t(n)), actual;
-    for (const int threads : {1, 2, 5}) {
-      ComputePool pool(threads);
-      GemmScratch scratch(threads);
-      actual.assign(expected.size(), NAN);
-      std::vector<GroupedProduct> products;
-      size_t row = 0;
-      for (size_t e = 0; e < rows.size(); row += size_t(rows[e++])) {
-        const float* from = a.data() + row * size_t(k);
-        gemm(pool, scratch, rows[e], {from, size_t(k), 1}, weights[e],
-             expected.data() + row * size_t(n), size_t(n), false);
-        products.push_back(
-            {rows[e], from, size_t(k), weights[e], actual.data() + row * size_t(n), size_t(n)});
-      }
-      gemm_grouped(pool, scratch, products);
-      EXPECT_TRUE(same_bits(actual, expected)) << k << " x " << n << ", " << threads << " threads";
-      gemm_grouped(pool, scratch, {});
-    }
-  }
-}
-
 // Dimensions of a head, query heads to a KV head, and the window.
 class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 

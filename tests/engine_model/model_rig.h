@@ -101,4 +101,16 @@ inline ModelConfig odd_config() {
   return config;
 }
 
+// More of both than the tiny ones have: an odd number of experts.
+inline ModelConfig many_experts_config() {
+  ModelConfig many = odd_config();
+  many.family = ModelFamily::kQwen3Moe;
+  many.num_experts = 37;
+  many.experts_per_token = 5;
+  many.expert_size = 112;
+  many.norm_topk_prob = true;
+  many.dense_layers = {false, true, false};
+  return many;
+}
+
 }  // namespace baton::engine

@@ -227,13 +227,12 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
 // --- what must not be loaded ---------------------------------------------------------------------
 
 // A prompt whose KV cannot be had from there: it is computed, and the answer says why.
-void expect_not_loaded(Server& decode, const std::string& address, const std::string& what,
-                       const Checkpoint& checkpoint = ranks_checkpoint()) {
+void expect_not_loaded(Server& decode, const std::string& address, const std::string& what) {
   static int32_t number = 0;
   Request request = requests()[0];
   request.tokens.assign(40, ++number);  // that no cache knows
   request.sampling.temperature = 0;
-  const Model model = *Model::create(checkpoint);
+  const Model model = *Model::create(ranks_checkpoint());
   const std::vector<int32_t> want = serve::oracle_tokens(request, model);
   request.prefill_address = address;
   Outcome outcome;
@@ -262,16 +261,6 @@ TEST(Degrees, WrongAddressesAreRefusedByName) {
   expect_clean(prefill, kTight.blocks);
 }
 
-TEST(Degrees, TheKvOfAnotherCheckpointIsRefused) {
-  static const Checkpoint& other = *new Checkpoint(make_test_checkpoint(ranks_config(), 4));
-  Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
-  Server decode({.role = "decode", .ranks = 2, .limits = kTight, .checkpoint = &other});
-  prefill.start();
-  expect_not_loaded(decode, prefill.address(), "another model", other);
-  expect_clean(decode, kTight.blocks);
-  expect_clean(prefill, kTight.blocks);
-}
-
 TEST(Degrees, ARankWithoutASessionIsRefused) {
   const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .role = "decode"});
@@ -290,15 +279,13 @@ TEST(Degrees, ARankWithoutASessionIsRefused) {
 
 // --- addresses -----------------------------------------------------------------------------------
 
-TEST(KvAddress, OneRank) {
+TEST(KvAddress, RanksKeepTheirOrder) {
   EXPECT_EQ(join_kv_addresses({"baton1:abc"}), "baton1:abc");
-  EXPECT_EQ(*split_kv_address("baton1:abc"), std::vector<std::string>{"baton1:abc"});
-  EXPECT_EQ(*split_kv_address("10.0.0.1:80"), std::vector<std::string>{"10.0.0.1:80"});
-}
-
-TEST(KvAddress, SeveralRanksKeepTheirOrder) {
-  const std::vector<std::string> ranks = {"baton1:b", "baton1:a", "baton1:c"};
-  EXPECT_EQ(*split_kv_address(join_kv_addresses(ranks)), ranks);
+  for (const std::vector<std::string>& ranks : {std::vector<std::string>{"baton1:abc"},
+                                                {"10.0.0.1:80"},
+                                                {"baton1:b", "baton1:a", "baton1:c"}}) {
+    EXPECT_EQ(*split_kv_address(join_kv_addresses(ranks)), ranks);
+  }
 }
 
 TEST(KvAddress, NonsenseIsRefused) {

@@ -116,8 +116,7 @@ def same_answers(model, expected):
 
 
 def tiers_change_nothing(model, expected):
-    """KV in the host memory and on the disk of every rank, of one server and of prefill and decode; and found again
-    after a restart."""
+    """KV in the host memory and on the disk of every rank; and found again after a restart."""
     for arithmetic in ("fp32", "bf16"):
         with tempfile.TemporaryDirectory() as folder:
             flags = ("-tp", 2, "--token-budget", 48, "--arithmetic", arithmetic, "--kv-host-mib", 2,
@@ -134,47 +133,32 @@ def tiers_change_nothing(model, expected):
                 stop(server)
             ranks = sorted(path.name for path in pathlib.Path(folder).iterdir())
             check(ranks == ["rank-0-of-2", "rank-1-of-2"], ranks)
-    prefill, decode, router = pair(model, 2, 2, "--kv-host-mib", 8)
-    for _ in range(2):
-        check(answers(router.url, model) == expected["fp32"], "apart, with tiers")
-    wait_until(lambda: idle(prefill) and idle(decode), prefill, decode)
-    for server in (router, decode, prefill):
-        stop(server)
 
 
 def a_store_serves_two_servers(model, expected):
-    """Two ranks keep their KV in another process, and others find it there; when that dies nothing is lost but time."""
+    """Two ranks keep their KV in another process, and others find it there."""
     store = Store()
     store.ready.wait()
     check(store.url, store.said)
     flags = ("-tp", 2, "--token-budget", 48, "--kv-store", store.url)
 
-    def start(*more):
-        server = serve(model, *flags, *more)
+    def start():
+        server = serve(model, *flags)
         server.ready.wait()
         check(server.url, server.said)
         return server
-
-    def from_store(server):
-        return metric(server, r'kv_tier_blocks_loaded_total\{tier="peer"\}')
 
     first = start()
     check(answers(first.url, model) == expected, "the first server with a store")
     wait_until(lambda: metric(first, "kv_tier_blocks_saved_total") > 0, first, store)
     stop(first)
     second = start()
-    while True:  # until one was saved in time, and loading it is quicker
+    while True:  # until one was saved in time
         check(answers(second.url, model) == expected, "from a store")
         if metric(second, "kv_tier_tokens_total") > 0:
             break
-    check(from_store(second) > 0, "from the store:", get(second.url + "/metrics"))
-    other = start("--kv-salt", "another")
-    check(post(other.url, model.name, REQUESTS[0]) == expected[0], "another salt")
-    check(from_store(other) == 0, "found under another salt:", get(other.url + "/metrics"))
-    store.process.kill()
-    check(store.wait() == -signal.SIGKILL, store.said)
-    check(answers(second.url, model) == expected, "the store is gone")
-    for server in (other, second):
+    check(metric(second, r'kv_tier_blocks_loaded_total\{tier="peer"\}') > 0, get(second.url + "/metrics"))
+    for server in (second, store):
         stop(server)
 
 
@@ -231,31 +215,9 @@ def dead_decode_rank(model, expected):
             stop(server)
 
 
-def refused_pairs(model, other):
-    """What does not fit is not loaded; the answer is right all the same, and decode's log says why."""
-    bf16 = ("--arithmetic", "bf16")
-    for prefill_flags, flags, decode_model, what in (((), (), other, "another model"), ((), bf16, model, "another model"),
-                                                     (bf16, (), model, "another model")):
-        prefill = serve(model, "--role", "prefill", "-tp", 2, *prefill_flags)
-        decode = serve(decode_model, "--role", "decode", "-tp", 2, "--min-remote-tokens", 16, *flags)
-        alone = serve(decode_model, *flags)
-        for server in (prefill, decode, alone):
-            server.ready.wait()
-            check(server.url, server.said)
-        want = post(alone.url, decode_model.name, REQUESTS[0])
-        request = {**REQUESTS[0], "kv_transfer_params": {"prefill": address_of(prefill)}}
-        check(post(decode.url, decode_model.name, request) == want, flags)
-        wait_until(lambda: metric(decode, "kv_loads_failed_total") == 1, decode)
-        check(metric(decode, "kv_loaded_tokens_total") == 0, flags)
-        for server in (prefill, decode, alone):
-            stop(server)
-        check(what in decode.said and what in prefill.said, decode.said, prefill.said)
-
-
 with tempfile.TemporaryDirectory() as folder:
-    model, other = (pathlib.Path(folder) / name for name in ("random", "other"))
+    model = pathlib.Path(folder) / "random"
     write_model(model, 1)
-    write_model(other, 2)
     expected = {}
     for arithmetic in ("fp32", "bf16"):
         alone = serve(model, "--arithmetic", arithmetic)
@@ -273,5 +235,3 @@ with tempfile.TemporaryDirectory() as folder:
     print("dead_prefill_ranks ok", flush=True)
     dead_decode_rank(model, one)
     print("dead_decode_rank ok", flush=True)
-    refused_pairs(model, other)
-    print("refused_pairs ok", flush=True)

@@ -94,19 +94,6 @@ def by_hand(model):
         check(rank.wait() == 1, "other settings:", rank.said)
         check('--token-budget is "64" at rank 0 and "65" at rank 1' in rank.said, rank.said)
 
-    place["BATON_RENDEZVOUS"] = f"127.0.0.1:{free_port()}"
-    ranks = [serve(model, "-tp", 2, *(("--kv-host-mib", 8) if rank == 0 else ()),
-                   environment={**place, "BATON_RANK": str(rank)}) for rank in range(2)]
-    for rank in ranks:
-        check(rank.wait() == 1 and "KV tiers" in rank.said, "tiers at one rank:", rank.said)
-
-    for salts in (("one", "two"), ("one", None)):
-        place["BATON_RENDEZVOUS"] = f"127.0.0.1:{free_port()}"
-        ranks = [serve(model, "-tp", 2, "--kv-host-mib", 8, *(("--kv-salt", salt) if salt else ()),
-                       environment={**place, "BATON_RANK": str(rank)}) for rank, salt in enumerate(salts)]
-        for rank in ranks:
-            check(rank.wait() == 1 and "but --kv-salt is" in rank.said, salts, rank.said)
-
     place["BATON_RANK"] = "0"
     wrong = serve(model, "-tp", 4, environment=place)
     check(wrong.wait() == 1 and "started 2 ranks" in wrong.said, wrong.said)

@@ -204,17 +204,6 @@ TEST(TierKeys, ADegreeFindsOnDiskWhatItLeftThereAlone) {
   for (const int ranks : {2, 1, 4}) EXPECT_GT(run(ranks), kFound) << ranks;
 }
 
-TEST(TierKeys, AnotherSaltFindsNothing) {
-  const TemporaryFolder folder;
-  KvTierOptions tiers = on_disk(folder);
-  for (const char* salt : {"one", "two"}) {
-    tiers.salt = salt;
-    Server server({.limits = kWide, .tiers = tiers});
-    server.run(true);
-    EXPECT_EQ(server.stats().tier_tokens, 0u) << salt;
-  }
-}
-
 // --- bad days ------------------------------------------------------------------------------------
 
 std::string directory_of(const TemporaryFolder& folder, int rank) {
@@ -289,64 +278,33 @@ TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
   server.run(false);
 }
 
-// With or without tiers, of one size: ranks that differ do not start, and hear in what.
+// With or without tiers, of one size, under one salt: ranks that differ do not start, and hear in
+// what. Rank 0 names the blocks of all, so another salt elsewhere would not be heard of. No log has
+// it.
 TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
-  const RendezvousPlace place(2);
-  const KvTierOptions tiers = in_memory();
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  const absl::Status status =
-      Leader::create(*group, model, kTight, "all", tiers.of_rank(model.shard())).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_NE(status.message().find("--kv-host-mib"), std::string::npos) << status;
-  EXPECT_NE(status.message().find("\"none\" at rank 1"), std::string::npos) << status;
-  EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
-}
-
-// Rank 0 names the blocks of all, so another salt elsewhere would not be heard of. No log has it.
-TEST(TierRanksOnBadDays, RanksOfTwoSaltsAreToldSo) {
-  const RendezvousPlace place(2);
-  KvTierOptions tiers = in_memory();
-  tiers.salt = "theirs";
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .tiers = tiers.of_rank({1, 2})});
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  tiers.salt = "ours";
-  const absl::Status status =
-      Leader::create(*group, model, kTight, "all", tiers.of_rank(model.shard())).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_NE(status.message().find("--kv-salt is"), std::string::npos) << status;
-  EXPECT_EQ(status.message().find("ours"), std::string::npos) << status;
-  EXPECT_EQ(status.message().find("theirs"), std::string::npos) << status;
-  EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
-}
-
-// It leaves when blocks are to be saved: requests end with an error, and no block is held for it.
-TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
-  const RendezvousPlace place(2);
-  const RankTiers tiers = in_memory().of_rank({0, 2});
-  Followers followers(
-      place, Arithmetic::kFp32, {}, ranks_checkpoint(), [&](Group& group, const Model& model) {
-        absl::Status status = group.agree(settings_of(model, kTight, "all", tiers)).status();
-        if (status.ok()) status = group.receive().status();
-        return status;
-      });
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight, "all", tiers);
-  auto engine = *Engine::create(model, serve::test_tokenizer(),
-                                {.blocks = kTight.blocks,
-                                 .token_budget = kTight.token_budget,
-                                 .max_sequences = kTight.max_sequences,
-                                 .tiers = in_memory(),
-                                 .leader = leader.get()});
-  std::map<uint64_t, Outcome> outcomes;
-  for (size_t i = 0; i < 10; ++i) ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
-  finish_all(*engine);
-  for (const auto& [id, outcome] : outcomes) EXPECT_FALSE(outcome.status.ok()) << id;
-  EXPECT_EQ(engine->stats().free_blocks, kTight.blocks);
-  EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
+  KvTierOptions ours = in_memory(), theirs = in_memory();
+  ours.salt = "ours";
+  theirs.salt = "theirs";
+  const struct {
+    RankTiers at_rank_1;
+    std::vector<const char*> says;
+  } cases[] = {{{}, {"--kv-host-mib", "\"none\" at rank 1"}},
+               {theirs.of_rank({1, 2}), {"--kv-salt is"}}};
+  for (const auto& [at_rank_1, says] : cases) {
+    const RendezvousPlace place(2);
+    Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .tiers = at_rank_1});
+    auto group = *Group::meet(place.options(0));
+    const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+    const absl::Status status =
+        Leader::create(*group, model, kTight, "all", ours.of_rank(model.shard())).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    for (const char* what : says) {
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr(what));
+    }
+    EXPECT_EQ(status.message().find("ours"), std::string::npos) << status;
+    EXPECT_EQ(status.message().find("theirs"), std::string::npos) << status;
+    EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
+  }
 }
 
 }  // namespace

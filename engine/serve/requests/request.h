@@ -37,7 +37,6 @@ struct RequestMetrics {
   std::vector<Time> gaps;  // inter-token latencies
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;  // made here; resumed ones are not counted
-  uint32_t max_tokens = 0;     // that the request allows
   uint32_t cached_tokens = 0;  // of the prompt, found in the prefix cache
   uint32_t loaded_tokens = 0;  // of the prompt, whose KV came from a prefill worker
   uint32_t tier_tokens = 0;    // of the prompt, whose KV came from the KV tiers
