@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <string_view>
 
-
 namespace baton::engine {
 
 // True if this process may use AMX tiles. The first call asks the kernel, for all present and
