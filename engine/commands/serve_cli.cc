@@ -216,7 +216,6 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .decode = flags.decode,
                              .workers_file = flags.workers,
                              .tokenizer = flags.tokenizer,
-                             .pick = flags.pick,
                              .hedge_after = hedge_after,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,

@@ -278,14 +278,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "which another decode worker is asked too; 0: never (default: 1, "
                                  "or less if the worker does not answer probes either)")
                       ->check(real_number(0, kDay)));
-  add_choice<router::PickBy>(
-      app, "--pick", &flags.pick,
-      {{"cache", router::PickBy::kCache},
-       {"guess", router::PickBy::kGuess},
-       {"hash", router::PickBy::kHash}},
-      "router: pick workers by their cache and load (with --tokenizer), by requests sent to them "
-      "before, or by a hash of the prompt's beginning, for comparison");
-  added.push_back(app.get_option("--pick"));
   return added;
 }
 

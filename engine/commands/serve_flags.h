@@ -79,7 +79,6 @@ struct ServeFlags {
   double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
   std::optional<double> hedge_after;
   std::string tokenizer;
-  router::PickBy pick = router::PickBy::kCache;
   std::string api_key;
   std::string tls_certificate;
   std::string tls_key;

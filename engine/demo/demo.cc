@@ -67,16 +67,6 @@ json merge_timelines(const json& a, const json& b) {
   return {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
 }
 
-DemoLatencies latencies_of(std::string name, const json& outcomes) {
-  DemoLatencies out{std::move(name), {}, {}, {}};
-  for (const json& outcome : outcomes) {
-    out.ttft.push_back(outcome["ttft_ms"]);
-    out.tpot.push_back(outcome["tpot_ms"]);
-    for (const json& gap : outcome["gaps_ms"]) out.itl.push_back(gap);
-  }
-  return out;
-}
-
 // Internal, saying where, if a token differs or a prompt's KV did not come over Baton.
 absl::Status compare(const json& alone, const json& pair) {
   for (size_t i = 0; i < alone.size(); ++i) {
@@ -111,7 +101,6 @@ class Demo {
  private:
   absl::Status start();
   absl::Status check_tokens();
-  absl::Status measure_route();
   absl::Status shape_link();
   absl::Status write();
 
@@ -244,31 +233,13 @@ absl::Status Demo::check_tokens() {
     if (absl::Status status = compare(want, (**other)["outcomes"]); !status.ok()) return status;
   }
   for (const json& outcome : want) results_.tokens_compared += 2 * outcome["tokens"].size();
-  results_.latencies = {latencies_of("one process", want),
-                        latencies_of("prefill + decode", (*pair)["outcomes"])};
   const absl::StatusOr<Overlap> moved = measure_overlap(timeline->dump());
   if (!moved.ok()) return moved.status();
   results_.moved = *moved;
   results_.route = route_;
-  if (absl::Status status = measure_route(); !status.ok()) return status;
   std::printf("  tokens: identical (%zu compared: prompts one by one, then all at once)\n%s",
-              results_.tokens_compared, latency_table(results_).c_str());
+              results_.tokens_compared, moved_line(results_).c_str());
   std::fflush(stdout);
-  return absl::OkStatus();
-}
-
-// How fast the link that is there moves KV: sent in one go, since layer by layer it keeps the pace
-// of the computation.
-absl::Status Demo::measure_route() {
-  const absl::StatusOr<std::string> address = start_pair("", true);
-  if (!address.ok()) return address.status();
-  DemoLinkRun run;
-  if (absl::Status status = measure(*decode_, *address, &run); !status.ok()) return status;
-  const absl::StatusOr<json> timeline = stop_pair();
-  if (!timeline.ok()) return timeline.status();
-  const absl::StatusOr<Overlap> moved = measure_overlap(timeline->dump());
-  if (!moved.ok()) return moved.status();
-  results_.route_gb_per_second = moved->gb_per_second();
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// The demo's report: two tables.
+// The demo's report: a line of what was moved, and a table of times over the slow link.
 #include "engine/demo/demo_report.h"
 
 #include <algorithm>
@@ -49,25 +49,12 @@ std::string link_sentence(const DemoResults& results) {
       results.link_prompt, results.ratio);
 }
 
-std::string moved_sentence(const DemoResults& results) {
-  return absl::StrFormat(
-      "KV moved: %.2f MB in %d requests; sent in one go it travels at %.2f GB/s; route: %s",
-      static_cast<double>(results.moved.bytes) * 1e-6, results.moved.requests,
-      results.route_gb_per_second, results.route);
-}
-
 }  // namespace
 
-std::string latency_table(const DemoResults& results) {
-  std::string out = absl::StrFormat("  %-18s %18s %18s %18s\n", "milliseconds", "TTFT p50/p99",
-                                    "TPOT p50/p99", "ITL p50/p99");
-  for (const DemoLatencies& row : results.latencies) {
-    absl::StrAppendFormat(&out, "  %-18s %9.2f /%7.2f %9.3f /%7.3f %9.3f /%7.3f\n", row.name,
-                          serve::percentile(row.ttft, 50), serve::percentile(row.ttft, 99),
-                          serve::percentile(row.tpot, 50), serve::percentile(row.tpot, 99),
-                          serve::percentile(row.itl, 50), serve::percentile(row.itl, 99));
-  }
-  return absl::StrCat(out, "  ", moved_sentence(results), "\n");
+std::string moved_line(const DemoResults& results) {
+  return absl::StrFormat("  KV moved: %.2f MB in %d requests; route: %s\n",
+                         static_cast<double>(results.moved.bytes) * 1e-6, results.moved.requests,
+                         results.route);
 }
 
 std::string link_table(const DemoResults& results) {

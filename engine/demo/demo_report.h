@@ -1,4 +1,4 @@
-// The demo's results, as tables.
+// The demo's results, and how they are told.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,6 @@ struct Overlap {
   size_t requests = 0;
 
   double hidden_share() const { return transfer_us > 0 ? hidden_us / transfer_us : 0; }
-  double gb_per_second() const {
-    return transfer_us > 0 ? static_cast<double>(bytes) / transfer_us * 1e-3 : 0;
-  }
 };
 
 // Reads Perfetto (Chrome trace event) JSON: complete events ("ph": "X") of category "transfer" and
@@ -31,12 +28,6 @@ struct Overlap {
 // hidden while the same process also has a compute span open for the same request. Requests are
 // taken one by one and added up. InvalidArgument if the text is no such timeline.
 absl::StatusOr<Overlap> measure_overlap(std::string_view json);
-
-// Latencies of one way of serving, in milliseconds.
-struct DemoLatencies {
-  std::string name;
-  std::vector<double> ttft, tpot, itl;
-};
 
 // One way of getting the KV across the shaped link.
 struct DemoLinkRun {
@@ -53,10 +44,8 @@ struct DemoResults {
   int layers = 0;
   size_t prompts = 0, shortest_prompt = 0, longest_prompt = 0;  // tokens
   size_t tokens_compared = 0;
-  std::vector<DemoLatencies> latencies;
   Overlap moved;  // by the pair, over the real link
   std::string route;
-  double route_gb_per_second = 0;  // of a prompt's KV, sent in one go
 
   size_t link_prompt = 0;  // tokens
   size_t link_bytes = 0;   // of KV per request
@@ -65,7 +54,7 @@ struct DemoResults {
   std::vector<DemoLinkRun> link_runs;  // the first one is the process alone
 };
 
-std::string latency_table(const DemoResults& results);
+std::string moved_line(const DemoResults& results);
 std::string link_table(const DemoResults& results);
 
 }  // namespace baton::engine::demo

@@ -114,9 +114,6 @@ class DemoWorker {
         if (!event.finished) return;
         const serve::RequestMetrics& metrics = *event.metrics;
         outcome["ttft_ms"] = ms(metrics.ttft());
-        outcome["tpot_ms"] = ms(metrics.tpot());
-        outcome["gaps_ms"] = json::array();
-        for (Time gap : metrics.gaps) outcome["gaps_ms"].push_back(ms(gap));
         outcome["loaded_tokens"] = metrics.loaded_tokens;
         const absl::Status& error = event.status.ok() ? metrics.load_error : event.status;
         outcome["error"] = std::string(error.message());

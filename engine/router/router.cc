@@ -83,7 +83,7 @@ struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode), options.pick,
+        workers(std::move(prefill), std::move(decode),
                 ExpectedWait(options.hedge_after, options.ask_after)),
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
@@ -109,7 +109,6 @@ struct Router::Impl {
   Exchange admit(const Exchange& exchange);
   // In the order of the prompts; of those that cannot be made into tokens, of their text.
   std::vector<std::shared_ptr<const PromptKey>> keys(const http::ApiRequest& request) const;
-  bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
   void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
   // The requests that are not answered yet; they may end while a caller iterates.
@@ -183,7 +182,7 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
 std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     const http::ApiRequest& request) const {
   std::vector<std::shared_ptr<const PromptKey>> keys;
-  if (follows_caches()) {
+  if (tokenizer.has_value()) {
     // The router refuses what a worker would refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
@@ -207,7 +206,7 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
 }
 
 void Router::Impl::follow_caches() {
-  if (!follows_caches()) return;
+  if (!tokenizer.has_value()) return;
   for (WorkerGroup* group : {&workers.prefill, &workers.decode}) {
     for (size_t i = 0; i < group->size(); ++i) caches.follow(*group, i);
   }
@@ -260,7 +259,7 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
       caches.leave(group, i);
     } else {
       group.picker.set_up(i, false);  // until it answers
-      if (follows_caches()) caches.follow(group, i);
+      if (tokenizer.has_value()) caches.follow(group, i);
     }
   }
   for (const http::HttpUrl& url : listed) {
@@ -268,7 +267,7 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& li
     const size_t worker = group.add(url);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
-    if (follows_caches()) caches.follow(group, worker);
+    if (tokenizer.has_value()) caches.follow(group, worker);
   }
 }
 

@@ -26,7 +26,6 @@
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
 #include "engine/router/expected_wait.h"
-#include "engine/router/worker_picker.h"
 #include "transport/clock.h"
 
 namespace baton::engine::router {
@@ -47,7 +46,6 @@ struct RouterOptions {
   // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent
   // where.
   std::string tokenizer;
-  PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
   // A request whose decode worker died waits this long for one to come back if no other is up.
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));

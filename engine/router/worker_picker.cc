@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "engine/kernels/kv_cache.h"
-#include "transport/base/splitmix.h"
 
 namespace baton::engine::router {
 
@@ -129,26 +128,14 @@ size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> cand
   return best;
 }
 
-// The highest bidder: when a worker comes or goes, few beginnings change theirs.
-size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candidates) {
-  const auto bid = [&](size_t worker) {
-    return base::splitmix(key.chain.front().low ^ base::splitmix(worker));
-  };
-  return *std::max_element(candidates.begin(), candidates.end(),
-                           [&](size_t a, size_t b) { return bid(a) < bid(b); });
-}
-
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
                                                      std::span<const size_t> avoid,
                                                      const Model& model, bool resume) {
   const std::lock_guard lock(mutex_);
   const std::vector<size_t> candidates = usable(avoid, model, resume);
   if (candidates.empty()) return std::nullopt;
-  const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
-  const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
-  const size_t best = hashed  ? by_hash(*key, candidates)
-                      : known ? by_cache(*key, candidates)
-                              : by_guess(*key, candidates);
+  const bool known = key->tokens > 0 && any_known();
+  const size_t best = known ? by_cache(*key, candidates) : by_guess(*key, candidates);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
   if (hit > 0) note_again(worker, *key, hit);

@@ -25,12 +25,6 @@
 
 namespace baton::engine::router {
 
-enum class PickBy : uint8_t {
-  kCache,  // what workers say that they have; as kGuess where they say nothing
-  kGuess,  // what they were given
-  kHash,   // always the same worker for the same beginning, busy or not: for comparison
-};
-
 // The part of a prompt that it may share with others.
 struct PromptKey {
   using Chain = std::vector<serve::BlockHash>;
@@ -62,7 +56,7 @@ struct PickStats {
 // Thread-safe.
 class WorkerPicker {
  public:
-  explicit WorkerPicker(size_t workers, PickBy by = PickBy::kCache) : by_(by), workers_(workers) {}
+  explicit WorkerPicker(size_t workers) : workers_(workers) {}
 
   struct Pick {
     uint64_t id = 0;
@@ -157,7 +151,6 @@ class WorkerPicker {
   bool any_known() const;
   size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
   size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
-  static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // The workers whose health is as good as the best one's.
   std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model, bool resume) const;
   static bool fits(const Worker& worker, const Model& model) {
@@ -168,7 +161,6 @@ class WorkerPicker {
     return key.under(worker.model.value_or(key.root));
   }
 
-  const PickBy by_;
   mutable std::mutex mutex_;
   std::vector<Worker> workers_;
   absl::flat_hash_map<uint64_t, Open> open_;

@@ -111,7 +111,7 @@ struct Standing {
 
 // Workers that can replace each other. An index always means the same worker.
 struct WorkerGroup {
-  WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
+  WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given)
       : role(role_name),
         urls(std::move(given)),
         addresses(urls.size()),
@@ -121,7 +121,7 @@ struct WorkerGroup {
         agents(urls.size()),
         pulses(urls.size()),
         standings(urls.size()),
-        picker(urls.size(), by) {}
+        picker(urls.size()) {}
 
   size_t size() const { return urls.size(); }
   std::string name(size_t worker) const { return urls[worker].text(); }
@@ -174,9 +174,9 @@ inline constexpr char kNoDecodeForIt[] =
 
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
-          PickBy by, ExpectedWait expected)
-      : prefill("prefill", std::move(prefill_urls), by),
-        decode("decode", std::move(decode_urls), by),
+          ExpectedWait expected)
+      : prefill("prefill", std::move(prefill_urls)),
+        decode("decode", std::move(decode_urls)),
         waits(std::move(expected)) {}
 
   WorkerGroup prefill, decode;

@@ -44,7 +44,6 @@ TEST(Overlap, LayerwiseStream) {
   EXPECT_DOUBLE_EQ(overlap->hidden_share(), 0.7);
   EXPECT_EQ(overlap->bytes, 2000u);
   EXPECT_EQ(overlap->requests, 1u);
-  EXPECT_DOUBLE_EQ(overlap->gb_per_second(), 0.02);
 }
 
 TEST(Overlap, ASerializedTransferOverlapsNothing) {

@@ -51,11 +51,12 @@ class TokenizerFolder {
 // heard what came of the one before: what goes where depends on nothing but their order.
 class Fleet {
  public:
-  Fleet(size_t count, uint32_t blocks, router::PickBy pick,
+  // `follows`: the router has the tokenizer, and goes by what workers report.
+  Fleet(size_t count, uint32_t blocks, bool follows = true,
         const http::HttpServerOptions& server = {}, const std::string& chat_template = "",
         const Model& model = test_model()) {
     if (!chat_template.empty()) tokenizer_.folder().file("chat_template.jinja", chat_template);
-    router::RouterOptions options{.port = 0, .tokenizer = tokenizer_.path(), .pick = pick};
+    router::RouterOptions options{.port = 0, .tokenizer = follows ? tokenizer_.path() : ""};
     options.hedge_after = std::chrono::milliseconds(0);  // which depends on time
     options.health_interval = std::chrono::milliseconds(20);
     for (size_t i = 0; i < count; ++i) {
@@ -63,7 +64,7 @@ class Fleet {
       options.decode.push_back(workers.back()->url());
     }
     router = *router::Router::start(options);
-    follows_ = pick == router::PickBy::kCache;
+    follows_ = follows;
     settle();
   }
 

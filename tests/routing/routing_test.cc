@@ -168,7 +168,7 @@ TEST(Routing, RefusesATokenizerThatCannotBeRead) {
 }
 
 TEST(Routing, GoesWhereThePrefixIs) {
-  Fleet fleet(3, 96, router::PickBy::kCache);
+  Fleet fleet(3, 96);
   // Each of them on another worker: nothing is cached, and all are idle.
   for (size_t kind = 0; kind < 3; ++kind) fleet.ask(short_request(letters(300, kind)));
   EXPECT_EQ(fleet.cached_tokens, 0);
@@ -191,8 +191,7 @@ TEST(Routing, MakesTheSameTokensOfEveryKindOfPrompt) {
   const char chat_template[] =
       "{% if messages[0].role != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
       "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>";
-  Fleet fleet(2, 256, router::PickBy::kCache,
-              {.chat_template = *ChatTemplate::parse(chat_template)}, chat_template);
+  Fleet fleet(2, 256, true, {.chat_template = *ChatTemplate::parse(chat_template)}, chat_template);
   json chat = short_request("");
   chat.erase("prompt");
   chat["messages"] = {{{"role", "user"}, {"content", letters(300, 1)}}};

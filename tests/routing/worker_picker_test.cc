@@ -310,26 +310,5 @@ TEST(WorkerPicker, EstimatesWithoutReports) {
   EXPECT_EQ(picker.stats(1).cache_known, false);
 }
 
-TEST(WorkerPicker, HashesTakeTheSameWorkerWhateverItHasToDo) {
-  WorkerPicker picker(3, PickBy::kHash);
-  std::vector<size_t> first;
-  std::set<size_t> used;
-  for (char letter = 'a'; letter <= 'z'; ++letter) {
-    first.push_back(picker.pick(text(300, letter))->worker);
-    used.insert(first.back());
-    EXPECT_EQ(picker.pick(text(3000, letter))->worker, first.back());
-  }
-  EXPECT_EQ(used.size(), 3u);
-  picker.set_gone(2, true);
-  for (char letter = 'a'; letter <= 'z'; ++letter) {
-    const size_t before = first[static_cast<size_t>(letter - 'a')];
-    const size_t now = picker.pick(text(300, letter))->worker;
-    EXPECT_NE(now, 2u);
-    if (before != 2) {
-      EXPECT_EQ(now, before);  // others stay where they are
-    }
-  }
-}
-
 }  // namespace
 }  // namespace baton::engine::router
