@@ -18,9 +18,9 @@ absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks, Mod
     absl::StatusOr<base::CacheMemory> own =
         base::CacheMemory::make({.bytes = geometry.cache_bytes(blocks), .mappable = shared});
     if (!own.ok()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(own.status().message(), "; a block has ", geometry.cache_bytes(1),
-                       " bytes: use fewer --blocks"));
+      return absl::ResourceExhaustedError(absl::StrCat(own.status().message(), "; a block has ",
+                                                       geometry.cache_bytes(1),
+                                                       " bytes: use fewer --blocks"));
     }
     memory.own_ = *std::move(own);
     base = memory.own_.data();

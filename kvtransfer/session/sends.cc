@@ -340,7 +340,8 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
   }
   if (late && !reading.push) reading.ended = true;
   if (late && !reading.push && reading.told_end && !reading.gone) {
-    messages->emplace_back(reading.who, gone(send.transfer, reading.load, reading.why));  // after that word
+    messages->emplace_back(reading.who,
+                           gone(send.transfer, reading.load, reading.why));  // after that word
   }
   follow_writes(send, reading);
   if (was_wanted && !reading.wants() && !reading.finished()) ++failed_;

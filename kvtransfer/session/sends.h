@@ -97,9 +97,9 @@ class Sends {
     bool gone = false;                             // its agent
     bool ended = false;                            // nothing is read or written for it any more
     bool told_end = false;                         // or there is no agent to be told
-    absl::Status why;  // it will not be served to the end, or decode has given it up
-    size_t written = 0;                            // messages that come with its writes
-    uint64_t request = 0;                          // decode's number for it
+    absl::Status why;      // it will not be served to the end, or decode has given it up
+    size_t written = 0;    // messages that come with its writes
+    uint64_t request = 0;  // decode's number for it
     bool wants() const { return !ended && !gone && why.ok(); }
     bool finished() const { return ended && !gone && why.ok(); }
   };

@@ -123,11 +123,10 @@ void Sends::wanted(const std::string& sender, const json& message) {
     // Its done counts, even before the request comes.
     if (!sure && awaited_ < kMostAwaited) entry(transfer);
     if (!hears) return;
-    return say(sender,
-               gone(transfer, load,
-                    absl::FailedPreconditionError(
-                        absl::StrCat("prefill cannot read what decode says of its cache: ",
-                                     reader.status().message()))));
+    return say(sender, gone(transfer, load,
+                            absl::FailedPreconditionError(
+                                absl::StrCat("prefill cannot read what decode says of its cache: ",
+                                             reader.status().message()))));
   }
   const auto it = sends_.find(transfer);
   if (hears && (it == sends_.end() || find(*it->second, sender, load) == nullptr)) {

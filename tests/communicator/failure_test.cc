@@ -179,31 +179,31 @@ TEST_P(Failure, AGroupThatMasksLostRanksGoesOnWithItsWindows) {
 TEST_P(Failure, AReceiveEndsWhenItsRankIsKilledOrStopped) {
   for (const int how : {SIGKILL, SIGSTOP}) {
     const bool killed = how == SIGKILL;
-    run_processes(
-        killed ? 3 : 2, options(),
-        [&](Communicator& comm) -> std::string {
-          constexpr size_t kCount = 4 << 20;
-          std::vector<float> data(kCount);
-          if (comm.rank() == 1) {
-            auto work = comm.send_async(data.data(), kCount, DataType::kF32, 0);
-            if (!work.ok()) return work.status().ToString();
-            for (int turn = 0; turn < 20; ++turn) comm.progress();
-            raise(how);
-          }
-          CallOptions other;  // rank 0 may get what rank 1 has sent, and then one more
-          other.tag = 1;
-          if (!killed) other.timeout = std::chrono::seconds(1);
-          const absl::Status status =
-              comm.receive(data.data(), kCount, DataType::kF32, killed ? kAnyRank : 1, other);
-          if (killed ? !absl::IsUnavailable(status) : !absl::IsDeadlineExceeded(status)) {
-            return "another error: " + status.ToString();
-          }
-          for (const char* part : {"rank 1", killed ? "" : "does not answer"}) {
-            if (!has(status, part)) return std::string(part) + " is missing: " + status.ToString();
-          }
-          return "";
-        },
-        {1});
+    run_processes(killed ? 3 : 2, options(),
+                  [&](Communicator& comm) -> std::string {
+                    constexpr size_t kCount = 4 << 20;
+                    std::vector<float> data(kCount);
+                    if (comm.rank() == 1) {
+                      auto work = comm.send_async(data.data(), kCount, DataType::kF32, 0);
+                      if (!work.ok()) return work.status().ToString();
+                      for (int turn = 0; turn < 20; ++turn) comm.progress();
+                      raise(how);
+                    }
+                    CallOptions other;  // rank 0 may get what rank 1 has sent, and then one more
+                    other.tag = 1;
+                    if (!killed) other.timeout = std::chrono::seconds(1);
+                    const absl::Status status = comm.receive(data.data(), kCount, DataType::kF32,
+                                                             killed ? kAnyRank : 1, other);
+                    if (killed ? !absl::IsUnavailable(status) : !absl::IsDeadlineExceeded(status)) {
+                      return "another error: " + status.ToString();
+                    }
+                    for (const char* part : {"rank 1", killed ? "" : "does not answer"}) {
+                      if (!has(status, part))
+                        return std::string(part) + " is missing: " + status.ToString();
+                    }
+                    return "";
+                  },
+                  {1});
   }
 }
 
