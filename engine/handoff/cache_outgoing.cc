@@ -97,7 +97,7 @@ json CacheMover::layout(const json& want,
   message["kv"] = its.whole && !its.ours ? member(want, "kv") : part.say();
   if (its.ours && device_.has_value()) message["device"] = true;
   if (!its.whole) {  // else its blocks are like the reader's
-    message["kinds"] = {message["kv"]};
+    message["kinds"] = json::array({message["kv"]});
     message["layers"] = std::vector<int>(part.layers.size());
   }
   const size_t stride = piece_bytes(part);

@@ -27,6 +27,17 @@ int milliseconds(Time time) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
 }
 
+// Only times are fractions in messages. Elsewhere one may be out of the range of the integer that
+// is read from it, which C++ leaves undefined.
+bool has_stray_fraction(const json& value, bool is_time = false) {
+  if (!value.is_structured()) return value.is_number_float() && !is_time;
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    const bool time = value.is_object() && (it.key() == "lease" || it.key() == "timeout");
+    if (has_stray_fraction(*it, time)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 struct KvSession::Inside {
@@ -59,7 +70,11 @@ struct KvSession::Inside {
         const json message = json::parse(text);
         const std::string kind = message.at("kind").get<std::string>();
         const bool of_decode = kind == "want" || kind == "done";
-        return of_decode ? sends.heard(sender, message) : loads.heard(sender, message, text.size());
+        if (!has_stray_fraction(message)) {
+          return of_decode ? sends.heard(sender, message)
+                           : loads.heard(sender, message, text.size());
+        }
+        why = "it has a fraction where an integer belongs";
       }
     } catch (const json::exception& error) {
       why = error.what();

@@ -244,7 +244,7 @@ absl::Status Sends::join(Send& send, const std::string& sender, const json& mess
   if (ask.is_object()) {
     const std::string bytes = absl::HexStringToBytes(ask.at("tokens").get<std::string>());
     tokens.resize(bytes.size() / sizeof(int32_t));
-    std::memcpy(tokens.data(), bytes.data(), tokens.size() * sizeof(int32_t));
+    if (!tokens.empty()) std::memcpy(tokens.data(), bytes.data(), tokens.size() * sizeof(int32_t));
   }
   const size_t both = std::min(tokens.size(), send.prompt.size());
   if (!std::equal(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(both),

@@ -169,7 +169,7 @@ class Theirs : public Side {
     said["kv"]["layers"] = {0, 1};
     packing["total_heads"] = kHeads;
     packing["first_head"] = first_;
-    said["kinds"] = {packing};
+    said["kinds"] = nlohmann::json::array({packing});
     for (int layer = 0; layer < kLayers; ++layer) {
       said["rows"].push_back(
           {base + static_cast<size_t>(layer) * kBlocks * bytes, bytes, 0, bytes, kBlocks});
