@@ -55,7 +55,8 @@ bool adds_in_order(DotPairs dot) {
         expected[lane] = sum;
       }
       dot(a, b, sums);
-      if (std::memcmp(sums, expected, sizeof(sums)) != 0) return false;
+      const void *const is = sums, *const right = expected;  // to the bit: -0 is not 0
+      if (std::memcmp(is, right, sizeof(sums)) != 0) return false;
     }
   }
   return true;

@@ -170,6 +170,7 @@ class SendComm final : public NetComm {
 
   uint64_t head_ = 0;                     // the oldest group with a grant that is not taken
   std::array<uint8_t, kGroups> taken_{};  // of each group's grants
+  std::array<uint8_t, kGroups> all_{};    // of these groups: what taken_ becomes
   std::array<Send, kSends> sends_;
   std::array<uint16_t, kSends> free_{};
   uint32_t free_count_ = 0;

@@ -155,6 +155,8 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const void* 
         .direct = (grant.flags & Grant::kDirect) != 0};
     transfer.remote_layout = Layout::contiguous(grant.offset, bytes);
   }
+  // Read now: once the receiver has the last message of a group it may write another one there.
+  all_[group % kGroups] = static_cast<uint8_t>((1 << grants(group)[0].count) - 1);
   send.memory.store(from->memory, std::memory_order_relaxed);
   send.bytes = bytes;
   send.state.store(kActive, std::memory_order_relaxed);
@@ -170,8 +172,9 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const void* 
   send.id.store(*id, std::memory_order_release);
   --free_count_;
   taken_[group % kGroups] |= static_cast<uint8_t>(1 << slot);
-  while (is_posted(head_) && taken_[head_ % kGroups] == (1 << grants(head_)[0].count) - 1) {
-    taken_[head_++ % kGroups] = 0;
+  for (size_t at = head_ % kGroups; taken_[at] != 0 && taken_[at] == all_[at];) {
+    taken_[at] = 0;
+    at = ++head_ % kGroups;
   }
   *request = net_door::request_of(*this, index, send.generation);
   hub.poll();

@@ -63,7 +63,7 @@ TEST_F(KernelSumsTest, ALongSumGoesInParts) {
   ASSERT_TRUE(sums->pin({as_bytes(pinned), pinned.size() * 4}).ok());
   const std::array<Source, 3> sources = {
       {{as_bytes(pinned), false}, {pointer_of<std::byte>(at), true}, {as_bytes(loose), false}}};
-  const std::vector<float> first(pinned.begin(), pinned.begin() + kCount);
+  std::vector<float> first(pinned.begin(), pinned.begin() + kCount);
   ASSERT_TRUE(
       sums->begin(0, {.count = kCount, .sources = sources, .target = as_bytes(pinned) + kCount * 4})
           .ok());
@@ -72,8 +72,9 @@ TEST_F(KernelSumsTest, ALongSumGoesInParts) {
   collectives::reduce::fold(DataType::kF32, ReduceOp::kSum, right.data(),
                             std::array<const void*, 3>{first.data(), there.data(), loose.data()},
                             kCount);
-  EXPECT_EQ(std::memcmp(right.data(), pinned.data() + kCount, kCount * 4), 0);
-  EXPECT_EQ(std::memcmp(first.data(), pinned.data(), kCount * 4), 0) << "a source has changed";
+  EXPECT_EQ(std::memcmp(as_bytes(right), as_bytes(pinned) + kCount * 4, kCount * 4), 0);
+  EXPECT_EQ(std::memcmp(as_bytes(first), as_bytes(pinned), kCount * 4), 0)
+      << "a source has changed";
   EXPECT_EQ(fake_.calls_of("cuLaunchKernel"), 3u);
   fake_.free(at - 4);
   sums.reset();
@@ -127,7 +128,7 @@ TEST_F(KernelSumsTest, PriceIsTheSumOfWhatIsDone) {
   costs.byte.fill(0.01);
   auto sums = make(costs, copies);
   std::vector<float> values(4096);
-  const auto price = [&](size_t count, std::vector<Source> sources, std::byte* target) {
+  const auto price = [&](size_t count, const std::vector<Source>& sources, std::byte* target) {
     return sums->seconds({.count = count, .sources = sources, .target = target}) * 1e9;
   };
   constexpr double kBytes = 4 * 1024;
