@@ -130,7 +130,8 @@ class Pair : public testing::Test {
     };
     baton::until(fact, turn, state, from);
   }
-  void make(HandOffOptions prefill = {}, HandOffOptions decode = {}, Time silence = seconds(1)) {
+  void make(const HandOffOptions& prefill = {}, const HandOffOptions& decode = {},
+            Time silence = seconds(1)) {
     p_.reset();
     d_.reset();
     p_.emplace("prefill", clock_, EngineOptions{.blocks = 64, .token_budget = 64}, prefill);
