@@ -262,7 +262,8 @@ absl::StatusOr<std::shared_ptr<const KvMover::Reader>> meet_reader(const Cache& 
     out->layers = *std::move(theirs);
   }
   const json model = cache.said.value("model", json());
-  if (model.is_string() && model != "" && want.value("model", json()) == model) {
+  if (model.is_string() && !model.get_ref<const std::string&>().empty() &&
+      want.value("model", json()) == model) {
     // One of another make names its checkpoint as we do.
     for (Layer& layer : out->layers) {
       layer.placement.layout.model = cache.layers[0].placement.layout.model;

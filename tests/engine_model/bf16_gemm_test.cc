@@ -214,15 +214,15 @@ TEST_P(Bf16Gemm, RoundingControlsOfTheCallerAreLeftAsTheyWere) {
   EXPECT_GT(tiny / 2, 0.0f);
 }
 
-const auto name_of_unit = [](const auto& test) {
+const auto kNameOfUnit = [](const auto& test) {
   if (test.param == Bf16Unit::kVectors) return "Vectors";
   return test.param == Bf16Unit::kTiles ? "Tiles" : "Dots";
 };
 INSTANTIATE_TEST_SUITE_P(Units, Bf16Gemm,
                          ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles, Bf16Unit::kDots),
-                         name_of_unit);
+                         kNameOfUnit);
 INSTANTIATE_TEST_SUITE_P(Units, Bf16FeedForward,
-                         ::testing::Values(Bf16Unit::kTiles, Bf16Unit::kDots), name_of_unit);
+                         ::testing::Values(Bf16Unit::kTiles, Bf16Unit::kDots), kNameOfUnit);
 
 // --- whether vdpbf16ps may be used ---------------------------------------------------------------
 

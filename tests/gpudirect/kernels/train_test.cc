@@ -16,7 +16,7 @@ namespace train = engine::train;
 
 // Every form that training has: x W^T, dy W and dy^T x, from zero and added to what is there; so
 // many of the same at once that tiles are small, or larger.
-void expect_forms(uint32_t kK, uint32_t outer, F32Tile tile) {
+void expect_forms(uint32_t depth, uint32_t outer, F32Tile tile) {
   struct Form {
     bool a_transposed, b_transposed;
   };
@@ -26,16 +26,16 @@ void expect_forms(uint32_t kK, uint32_t outer, F32Tile tile) {
     ++turn;
     for (const bool adds : {false, true}) {
       if (!tried_together(turn, adds ? 1 : 0, 2)) continue;
-      const std::vector<float> a = normal(kM * kK, 1), b = normal(kK * kN, 2);
+      const std::vector<float> a = normal(kM * depth, 1), b = normal(depth * kN, 2);
       const std::vector<float> start = normal(kM * kN * outer, 3);
       std::vector<float> wanted = start, c(start.size());
-      const engine::MatrixView rows{a.data(), kK}, columns{b.data(), kN};
+      const engine::MatrixView rows{a.data(), depth}, columns{b.data(), kN};
       const engine::MatrixView left =
           form.a_transposed ? engine::MatrixView{a.data(), kM}.transposed() : rows;
       const engine::MatrixView right =
-          form.b_transposed ? engine::MatrixView{b.data(), kK}.transposed() : columns;
+          form.b_transposed ? engine::MatrixView{b.data(), depth}.transposed() : columns;
       for (uint32_t i = 0; i < outer; ++i) {
-        engine::reference_gemm(kM, kN, static_cast<int>(kK), left, right,
+        engine::reference_gemm(kM, kN, static_cast<int>(depth), left, right,
                                wanted.data() + size_t{i} * kM * kN, kN, adds);
       }
       EmulatedMemory memory;
@@ -45,7 +45,7 @@ void expect_forms(uint32_t kK, uint32_t outer, F32Tile tile) {
                               .c = memory.write(c),
                               .m = kM,
                               .n = kN,
-                              .k = kK,
+                              .k = depth,
                               .a_row = static_cast<uint32_t>(left.row_stride),
                               .a_k = static_cast<uint32_t>(left.col_stride),
                               .b_k = static_cast<uint32_t>(right.row_stride),

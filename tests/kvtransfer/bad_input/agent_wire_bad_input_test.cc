@@ -198,7 +198,7 @@ TEST(ListsThatOverflow, AreRefusedByNumber) {
   AgentRanges<MemoryRegion> ranges;
   constexpr uint64_t kAt = uint64_t{1} << 40;
   ranges = ranges.with({{{kAt, 1 << 20, 0}, MemoryRegion{.size = 1 << 20}}});
-  const auto row = [&](std::vector<StridedDescriptor> rows) {
+  const auto row = [&](const std::vector<StridedDescriptor>& rows) {
     return make_agent_list(ranges, absl::MakeConstSpan(rows), "me").status();
   };
   // Of two descriptors, 2^64 - 6 bytes apart: their span is 4 bytes to who does not look.
