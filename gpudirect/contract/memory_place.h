@@ -66,8 +66,8 @@ class CudaMemory final : public internal::DeviceMemory {
 
  private:
   absl::StatusOr<const Driver*> loaded() const;  // also where no call had loaded it
-  // The device that has the address, and with `facts` what is there. `lacking`: of an error without
-  // a driver, what there is not.
+  // The device that has the address, and with `facts` what is there. `lacking`: how the error
+  // begins where there is no driver.
   absl::StatusOr<const Device*> owner_of(const void* data, const char* lacking,
                                          PointerFacts* facts = nullptr) const;
   // A device whose memory is only shared by peers, and not used here, needs no kernels.

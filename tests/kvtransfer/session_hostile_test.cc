@@ -351,6 +351,23 @@ TEST_F(SessionHostileTest, PrefillLivesWithEveryFieldOfDecodesMessagesWrong) {
   check_all();
 }
 
+// The end of a reader's first load may come behind the want of its next.
+TEST_F(SessionHostileTest, TheEndOfOneLoadIsNotThatOfTheNext) {
+  const uint64_t send = from_->open("victim", 16);
+  json want = want_of("victim", "pull"), done = of_decode("victim").back();
+  for (const int load : {7, 8}) {
+    want["load"] = load;
+    say("prefill/0", want);
+  }
+  done["read"] = false;
+  for (const bool wanted : {true, false}) {
+    say("prefill/0", done);
+    prefill_has_heard();
+    EXPECT_EQ(from_->is_wanted(send), wanted);
+    done["load"] = 8;
+  }
+}
+
 TEST_F(SessionHostileTest, DecodeLivesWithEveryFieldOfPrefillsMessagesWrong) {
   size_t number = 0;
   const size_t kinds = of_prefill("", false).size();

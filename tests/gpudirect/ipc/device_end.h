@@ -179,7 +179,7 @@ inline void offer(const Pipe& down, const Pipe& up, const std::function<void(End
   fake.expect_clean();
 }
 
-// Of this process.
+// How many descriptors this process has open.
 inline size_t open_descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
   return static_cast<size_t>(std::distance(begin(all), end(all)));
