@@ -179,6 +179,11 @@ absl::Status Agent::wait_remote(std::string_view agent, absl::Span<const Descrip
 
 absl::Status Agent::Impl::fetch(std::string_view agent, std::string_view host_port,
                                 const absl::StatusOr<PeerId>& peer) {
+  // A caller that repeats this until it knows the name would fill the queue of an agent that is
+  // still being connected to.
+  if (agent.empty() && peer.ok() && outbox->is_sending(*peer, AgentFrameKind::kFetch)) {
+    return absl::OkStatus();
+  }
   {
     std::lock_guard lock(mutex);
     fetching.emplace(agent);

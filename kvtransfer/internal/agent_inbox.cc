@@ -133,7 +133,7 @@ void Agent::Impl::forget_who_went() {
 void Agent::Impl::answer_who_asked() {
   for (auto next = asking.begin(); next != asking.end();) {
     const auto here = next++;
-    if (outbox->answers(here->second)) continue;
+    if (outbox->is_sending(here->second, AgentFrameKind::kMetadata)) continue;
     std::string mine;
     {
       std::lock_guard lock(mutex);

@@ -30,11 +30,10 @@ absl::Status AgentOutbox::send_message(std::string_view agent, PeerId peer,
 }
 
 absl::Status AgentOutbox::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
-  auto sent = std::make_unique<Sent>(
-      Sent{.outbox = *this, .peer = peer, .metadata = kind == AgentFrameKind::kMetadata});
-  if (sent->metadata) {
+  auto sent = std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer, .kind = kind});
+  {
     std::lock_guard lock(mutex_);
-    ++metadata_[key_of(peer)];
+    ++sending_[{key_of(peer), kind}];
   }
   if (payload.size() > kMaxWholeAgentMessage) {
     return send_parts(kind, payload, std::move(sent), Time::zero());
@@ -46,9 +45,9 @@ absl::Status AgentOutbox::send(PeerId peer, AgentFrameKind kind, std::string_vie
   return status;
 }
 
-bool AgentOutbox::answers(PeerId peer) const {
+bool AgentOutbox::is_sending(PeerId peer, AgentFrameKind kind) const {
   std::lock_guard lock(mutex_);
-  return metadata_.contains(key_of(peer));
+  return sending_.contains({key_of(peer), kind});
 }
 
 absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent) {
@@ -264,9 +263,9 @@ void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, b
 }
 
 void AgentOutbox::note_end(Sent& sent) {
-  if (sent.metadata) {
-    const auto under_way = metadata_.find(key_of(sent.peer));
-    if (--under_way->second == 0) metadata_.erase(under_way);
+  if (const auto sending = sending_.find({key_of(sent.peer), sent.kind});
+      sending != sending_.end() && --sending->second == 0) {
+    sending_.erase(sending);
   }
   if (sent.why.ok() || sent.refused || sent.number == 0) return;
   ++lost_ever_;

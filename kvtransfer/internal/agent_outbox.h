@@ -33,8 +33,8 @@ class AgentOutbox {
   // Agents among themselves: who asked asks again, so that no caller waits. ResourceExhausted where
   // there is no room.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
-  // Whether metadata is on its way to this peer.
-  bool answers(PeerId peer) const;
+  // Whether metadata, or a question for it, is on its way to this peer.
+  bool is_sending(PeerId peer, AgentFrameKind kind) const;
 
   // A transfer's message in parts. Called with its lock held, but for room_came().
   //
@@ -67,7 +67,7 @@ class AgentOutbox {
     size_t open = 0;         // frames that have not ended; the rest is guarded by the outbox
     absl::Status why;
     bool refused = false;  // the caller knows
-    bool metadata = false;
+    AgentFrameKind kind = AgentFrameKind::kMessage;
   };
   // What another agent may have to keep of messages that come in parts.
   struct Parts {
@@ -108,7 +108,8 @@ class AgentOutbox {
   std::atomic<size_t> unsaid_{0};  // words, of all peers
   mutable std::mutex mutex_;
   absl::flat_hash_map<uint64_t, Parts> parts_;      // by peer
-  absl::flat_hash_map<uint64_t, size_t> metadata_;  // messages of it to a peer that have not ended
+  // Metadata and questions for it that have not ended, by peer.
+  absl::flat_hash_map<std::pair<uint64_t, AgentFrameKind>, size_t> sending_;
   std::map<uint64_t, AgentLostMessage> lost_;       // by number
   size_t lost_bytes_ = 0;
   uint64_t lost_ever_ = 0;

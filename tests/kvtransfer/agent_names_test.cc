@@ -73,6 +73,15 @@ TEST(AgentNames, AskingWaitsForNoDns) {
   EXPECT_FALSE(dns_asked.try_acquire());
 }
 
+// A caller that repeats its question fills no queue of an agent that has not answered yet.
+TEST(AgentNames, AQuestionIsSentOnceUntilItsPeerIsConnected) {
+  const auto a = make_agent(agent_options("alpha"));
+  const auto there = server();
+  const std::string where = "127.0.0.1:" + std::to_string(there->port());
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(a->ask_metadata("", where).ok()) << i;
+  run_agents(*a, *there, [&] { return a->name_at(where).value_or("") == "server"; });
+}
+
 TEST(AgentNames, AskingSaysOnceThatThereIsNoSuchHost) {
   const auto a = make_agent(agent_options("alpha"));
   for (int i = 0; i < 2; ++i) {

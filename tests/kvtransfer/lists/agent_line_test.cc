@@ -153,9 +153,9 @@ struct AgentLost : ::testing::Test, LineOf {
 // Of what agents say among themselves nobody is told.
 TEST_F(AgentLost, OnlyMessagesAreLost) {
   ASSERT_TRUE(outbox->send(peer, AgentFrameKind::kMetadata, "metadata").ok());
-  EXPECT_TRUE(outbox->answers(peer));
+  EXPECT_TRUE(outbox->is_sending(peer, AgentFrameKind::kMetadata));
   hang_up();
-  EXPECT_FALSE(outbox->answers(peer));
+  EXPECT_FALSE(outbox->is_sending(peer, AgentFrameKind::kMetadata));
   EXPECT_EQ(outbox->lost(), 0u);
   EXPECT_TRUE(outbox->take_lost().empty());
   outbox->send_message("silent", peer, "to nobody").IgnoreError();

@@ -188,7 +188,7 @@ TEST_P(KvNamesInTime, WhatWasRenewedMeanwhileHasThatTime) {
   ASSERT_TRUE(now.decode->start(load, 40).ok());
   ASSERT_TRUE(now.decode_connector->renew_load(1, seconds(1000)).ok());
   find_name();
-  ASSERT_TRUE(layers_come(2));
+  ASSERT_TRUE(layers_come(2)) << now.decode->load(1).status;
   clock.advance(seconds(30));  // less than the lease
   EXPECT_TRUE(layers_come(4)) << now.decode->load(1).status;
   now.prefill->stop_before_layer(UINT32_MAX);
