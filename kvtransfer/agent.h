@@ -54,6 +54,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -424,6 +425,12 @@ class Agent {
   int event_fd() const;
   // Moves bytes, where no progress thread does; true if anything happened.
   bool progress();
+  // Blocks until ready() holds, and moves bytes meanwhile where no progress thread does. ready() is
+  // asked on this thread, after each round of progress. DeadlineExceeded when `timeout` ran out.
+  absl::Status wait_until(const std::function<bool()>& ready, Time timeout = kNever);
+  // Makes event_fd() readable, and wait_until() ask again. Any thread, but not while holding a lock
+  // that ready() takes.
+  void wake();
   AgentStats stats() const;
 
  private:

@@ -135,7 +135,7 @@ class KvSession : public KvSource {
   static absl::StatusOr<std::unique_ptr<KvSession>> create(KvSessionOptions options);
   ~KvSession() override;
 
-  // Before all else; the session's thread starts. FailedPrecondition: it has one.
+  // Before all else. FailedPrecondition: it has one.
   absl::Status use(std::unique_ptr<session::KvMover> mover);
   // After all else: nothing touches the cache then, loads have failed, what was held is released().
   void close();

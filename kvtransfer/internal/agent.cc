@@ -425,6 +425,13 @@ std::vector<AgentLostMessage> Agent::lost_messages() {
 }
 int Agent::event_fd() const { return usable().ok() ? impl_->worker->event_fd() : -1; }
 bool Agent::progress() { return impl_->worker->progress(); }
+absl::Status Agent::wait_until(const std::function<bool()>& ready, Time timeout) {
+  if (absl::Status good = usable(); !good.ok()) return good;
+  return impl_->worker->wait_until(ready, timeout);
+}
+void Agent::wake() {
+  if (usable().ok()) impl_->worker->wake();
+}
 
 AgentStats Agent::stats() const {
   if (!usable().ok()) return {};

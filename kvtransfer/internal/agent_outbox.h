@@ -107,10 +107,10 @@ class AgentOutbox {
   std::atomic<uint64_t> messages_{0};
   std::atomic<size_t> unsaid_{0};  // words, of all peers
   mutable std::mutex mutex_;
-  absl::flat_hash_map<uint64_t, Parts> parts_;      // by peer
+  absl::flat_hash_map<uint64_t, Parts> parts_;  // by peer
   // Metadata and questions for it that have not ended, by peer.
   absl::flat_hash_map<std::pair<uint64_t, AgentFrameKind>, size_t> sending_;
-  std::map<uint64_t, AgentLostMessage> lost_;       // by number
+  std::map<uint64_t, AgentLostMessage> lost_;  // by number
   size_t lost_bytes_ = 0;
   uint64_t lost_ever_ = 0;
 };

@@ -586,6 +586,7 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
   agent.name = agent_name(options.worker.name);
   agent.worker = options.worker;
   agent.serve_metadata = true;
+  agent.serve_thread = agent.progress_thread = false;  // the session's thread does both
   absl::StatusOr<std::unique_ptr<Agent>> made = Agent::create(std::move(agent));
   if (!made.ok()) return made.status();
   auto connector = std::make_unique<BatonConnector>(*std::move(made), options, true);

@@ -5,6 +5,8 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -21,8 +23,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr Time kShortTurn = std::chrono::milliseconds(1);
-constexpr int kNapMs = 20;  // how often deadlines are looked at while something is under way
+// How often deadlines are looked at while something is under way, and whether calls to agents are
+// to be repeated.
+constexpr Time kNap = std::chrono::milliseconds(20);
+constexpr Time kIdleNap = std::chrono::milliseconds(100);
 
 int milliseconds(Time time) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
@@ -43,21 +47,29 @@ bool has_stray_fraction(const json& value, bool is_time = false) {
 
 struct KvSession::Inside {
   explicit Inside(KvSessionOptions& options)
-      : name(options.name),
-        start_thread(options.start_thread),
-        sends(core, options.lease, options.max_lease) {
+      : name(options.name), sends(core, options.lease, options.max_lease) {
     core.own = std::move(options.own_agent);
     core.agent = core.own != nullptr ? core.own.get() : options.agent;
     core.timeline = options.worker.timeline;
     core.may_be_read = options.may_be_read;
     core.shard = options.shard;
     core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
-    core.wake_thread = [this] { thread_bell.ring(); };
+    core.wake_thread = [this] { wake(); };
     core.wake_engine = [this] { engine_bell.ring(); };
   }
 
+  void wake() {
+    rung = true;
+    const std::lock_guard lock(closing);
+    if (core.agent != nullptr) core.agent->wake();
+  }
+
   bool turn() {
-    if (core.agent == nullptr || core.mover == nullptr) return false;  // closed, or not in use yet
+    if (core.agent == nullptr) return false;  // closed
+    if (!in_use) {
+      (void)core.agent->has_remote("");  // it serves metadata meanwhile
+      return false;
+    }
     for (const AgentMessage& message : core.agent->messages()) hear(message.agent, message.payload);
     const bool sending = sends.step();
     return loads.step() || sending;
@@ -84,30 +96,32 @@ struct KvSession::Inside {
   }
 
   void serve() {
+    const int events = core.agent->event_fd();
+    const auto called = [&] {
+      const bool was_rung = rung.exchange(false);
+      return base::EventFd::silence(events) || was_rung || stop;
+    };
     while (!stop) {
       const Time began = Clock::steady().now();
       const bool busy = turn();
-      // What it needs next may have come: while turns are short this thread takes it, and wakes no
-      // other. With thousands of loads bytes must not wait for turns.
-      const bool is_short = Clock::steady().now() - began < kShortTurn;
-      if (busy && is_short && core.agent->progress()) continue;
-      std::array<pollfd, 2> entries = {pollfd{core.agent->event_fd(), POLLIN, 0},
-                                       pollfd{thread_bell.fd(), POLLIN, 0}};
-      poll(entries.data(), entries.size(), sends.more() ? 0 : busy ? kNapMs : -1);
-      for (const pollfd& entry : entries) {
-        if (entry.revents != 0) base::EventFd::silence(entry.fd);
+      const Time ended = Clock::steady().now();
+      // Bytes do not wait for one long turn of thousands of loads after the other.
+      while (core.agent->progress() && Clock::steady().now() - ended < ended - began) {
       }
+      const Time nap = sends.more() ? Time::zero() : busy ? kNap : kIdleNap;
+      core.agent->wait_until(called, nap).IgnoreError();
     }
   }
 
   const std::string name;
-  const bool start_thread;
   std::string address;
   session::Core core;
   session::Sends sends;
   session::Loads loads{core};
-  base::EventFd thread_bell;
   base::EventFd engine_bell;
+  std::mutex closing;               // a call of another thread may ring meanwhile
+  std::atomic<bool> in_use{false};  // the mover is there
+  std::atomic<bool> rung{false};    // the thread has something to look at
   std::atomic<bool> stop{false};
   std::thread thread;
 };
@@ -122,16 +136,21 @@ absl::StatusOr<std::unique_ptr<KvSession>> KvSession::create(KvSessionOptions op
     agent_options.worker = options.worker;
     agent_options.worker.listen_port = options.port;
     agent_options.serve_metadata = true;
+    agent_options.serve_thread = agent_options.progress_thread = !options.start_thread;
     absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::create(std::move(agent_options));
     if (!agent.ok()) return agent.status();
     core.own = *std::move(agent);
     core.agent = core.own.get();
   }
   if (core.agent->event_fd() < 0) return base::refused("eventfd", errno);
-  for (const base::EventFd* bell : {&inside->thread_bell, &inside->engine_bell}) {
-    if (!bell->status().ok()) return bell->status();
-  }
+  if (!inside->engine_bell.status().ok()) return inside->engine_bell.status();
   inside->address = absl::StrCat(options.host, ":", core.agent->port());
+  try {
+    if (options.start_thread) inside->thread = std::thread([in = inside.get()] { in->serve(); });
+  } catch (const std::system_error& no_thread) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no thread for the session: ", no_thread.what(), "; raise `ulimit -u` or `ulimit -v`"));
+  }
   return std::unique_ptr<KvSession>(new KvSession(std::move(inside)));
 }
 
@@ -144,18 +163,22 @@ absl::Status KvSession::use(std::unique_ptr<session::KvMover> mover) {
     return absl::FailedPreconditionError("it already has a cache");
   }
   inside_->core.mover = std::move(mover);
-  if (inside_->start_thread) inside_->thread = std::thread([in = inside_.get()] { in->serve(); });
+  inside_->in_use = true;
+  inside_->wake();
   return absl::OkStatus();
 }
 
 void KvSession::close() {
   if (inside_ == nullptr) return;  // it was moved from
   inside_->stop = true;
-  inside_->thread_bell.ring();
+  inside_->wake();
   if (inside_->thread.joinable()) inside_->thread.join();
   inside_->loads.stop();
   inside_->sends.stop();
-  inside_->core.agent = nullptr;
+  {
+    const std::lock_guard lock(inside_->closing);
+    inside_->core.agent = nullptr;
+  }
   inside_->core.own.reset();  // nothing reads the mover's memory afterwards
   inside_->loads.close();
   inside_->sends.close();

@@ -30,10 +30,10 @@ class EventFd {
     [[maybe_unused]] const ssize_t put = write(fd(), &one, sizeof one);
   }
   void silence() const { silence(fd()); }
-  // The same for one that another object owns.
-  static void silence(int fd) {
+  // The same for one that another object owns. True: it was rung.
+  static bool silence(int fd) {
     uint64_t ignored = 0;
-    [[maybe_unused]] const ssize_t got = read(fd, &ignored, sizeof ignored);
+    return read(fd, &ignored, sizeof ignored) > 0;
   }
 
  private:
