@@ -76,8 +76,7 @@ def joins(process, size, how, told, path):
     return time.monotonic() - begun
 
 
-# Promise(torch): Ranks that join twice, or with another world size, key or options, raise, each of them, which rank differs | a table; the
-#   compiled backend and the one in Python
+# Promise(torch): Ranks that join twice, or with another world size, key or options, raise, each of them, which rank differs | a table
 def test_joining():
     for what, size, how, told in JOINING:
         with tempfile.TemporaryDirectory() as folder:
