@@ -1,13 +1,16 @@
-"""Another's suite over Baton in the place of Gloo (in_place_of_gloo/), unchanged.
+"""Others' suites over Baton in the place of Gloo (in_place_of_gloo/), unchanged.
 
     foreign.py torchft [OPTIONS OF pytest]     torchft's tests of its process groups: those that pass over Gloo, and why some are skipped
+    foreign.py vllm                            two ranks of vLLM's give the tokens that one gives, and that two give over Gloo
 """
 import collections
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -60,5 +63,56 @@ def pytest(*options):
     sys.exit(runner.main(list(options)))
 
 
+PROMPTS = [list(range(first, first + length)) for first, length in ((300, 5), (400, 40), (500, 130), (900, 17))]
+
+
+def generate(model, ranks):
+    """Prints the tokens, and what the ranks' group is."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model, tensor_parallel_size=int(ranks), dtype="float32", enforce_eager=True, max_model_len=256)
+    how = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    tokens = [list(out.outputs[0].token_ids) for out in llm.generate([{"prompt_token_ids": one} for one in PROMPTS], how)]
+    print("said " + json.dumps([tokens, llm.collective_rpc(group_of)]))
+
+
+def group_of(worker):
+    import torch.distributed as dist
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    return [dist.get_backend(group.device_group), group.device_group._get_sequence_number_for_group(),
+            type(getattr(group.device_communicator, "dist_module", None)).__name__]  # one rank has no communicator
+
+
+def vllm():
+    with tempfile.TemporaryDirectory() as model:
+        # Its random model of the smallest numbers of heads that two ranks can share.
+        subprocess.run([sys.executable, HERE.parent / "python/vllm/hybrid_model.py", HERE.parents[1] / "models/kjv-1.8m", model],
+                       check=True)
+        compare(model)
+
+
+def compare(model):
+    # What two ranks compile when the first request comes, with enforce_eager as well, takes longer than all of this.
+    calm = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn", "VLLM_ENGINE_READY_TIMEOUT_S": "600"}
+    said = {}
+    for name, over, ranks in (("two over Gloo", "gloo", "2"), ("two over Baton", "baton", "2"), ("one rank", "baton", "1")):
+        ran = subprocess.run([sys.executable, __file__, "generate", model, ranks], env={**environment(over), **calm},
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
+        found = re.search(r"^said (.*)$", ran.stdout, re.MULTILINE)
+        if not found:
+            sys.exit(f"{ran.stdout[-8000:]}\nFAILED  vLLM, {name}")
+        said[name] = json.loads(found.group(1))
+        print(f"{name}: {said[name][1]}", flush=True)
+    for over in ("Gloo", "Baton"):
+        tokens, groups = said[f"two over {over}"]
+        assert all(kind == over.lower() and calls > 10 and module == "module" for kind, calls, module in groups), groups
+    assert tokens == said["one rank"][0] == said["two over Gloo"][0], said
+    print(f"ok      vLLM: two ranks over Baton say what one says, and what two say over Gloo; {groups[0][1]} calls in their group")
+
+
 if __name__ == "__main__":
-    {"torchft": torchft, "pytest": pytest}[sys.argv[1]](*sys.argv[2:])
+    {"torchft": torchft, "pytest": pytest, "vllm": vllm, "generate": generate}[sys.argv[1]](*sys.argv[2:])

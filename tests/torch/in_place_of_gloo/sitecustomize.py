@@ -1,5 +1,6 @@
 """For programs that take Gloo by name, with this folder in PYTHONPATH: in this process and what it starts, in memory, Baton stands
-for Gloo. With OVER=gloo nothing changes."""
+for Gloo. Of vLLM, the memory that its ranks of one machine use instead of their group is turned off, as it is where they are on
+several; with OVER=gloo that alone."""
 import datetime
 import importlib.abc
 import importlib.machinery
@@ -36,23 +37,31 @@ def torch_distributed(dist):
         module.init_process_group, module.new_group, module.ProcessGroupGloo = init_process_group, new_group, backend_of_gloo
 
 
+def vllm_communicator(module):
+    module.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+
+
+CHANGES = {"torch.distributed": torch_distributed, "vllm.distributed.device_communicators.cpu_communicator": vllm_communicator}
+if os.environ.get("OVER") == "gloo":
+    del CHANGES["torch.distributed"]
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Most processes do not import it."""
+    """Most processes import neither."""
 
     def find_spec(self, name, path, target=None):
-        if name != "torch.distributed":
+        change = CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         load = spec.loader.exec_module
 
         def exec_module(module):
             load(module)
-            torch_distributed(module)
+            change(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-if os.environ.get("OVER") != "gloo":
-    sys.meta_path.insert(0, AfterImport())
+sys.meta_path.insert(0, AfterImport())
