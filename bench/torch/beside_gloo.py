@@ -1,6 +1,7 @@
 """torch.distributed over Baton beside Gloo, in the same processes and in turns: beside_gloo.py [--ranks N] [--require tcp] [--json FILE]
 
 Each row is measured in rounds, the two taking turns; the figures are medians of the rounds. Times are of the slowest rank.
+BATON_TORCH=python measures the backend in Python.
 """
 import argparse
 import datetime
@@ -123,7 +124,7 @@ def measure(rank, size, path):
         exposed(rows)
         if options.json:
             with open(options.json, "w") as out:
-                json.dump({"torch": torch.__version__, "rows": rows}, out, indent=1)
+                json.dump({"torch": torch.__version__, "backend": baton.torch.implementation(), "rows": rows}, out, indent=1)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -148,7 +149,7 @@ def exposed(rows):
     show(row)
 
 
-print(f"torch {torch.__version__}, {options.ranks} ranks; us, p50 and p90")
+print(f"torch {torch.__version__}, the backend in {baton.torch.implementation()}, {options.ranks} ranks; us, p50 and p90")
 print(f"{'':<28}{'baton':>12}{'p90':>12}{'gloo':>12}{'p90':>12}{'faster':>10}", flush=True)
 with tempfile.TemporaryDirectory() as folder:
     children = []

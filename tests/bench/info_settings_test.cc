@@ -106,8 +106,9 @@ TEST(Settings, EveryEnvironmentVariableOfTheTableIsRead) {
     all += text;
   }
   all += contents(fs::path(BATON_SOURCE) / "tests/seeds.h");
-  all += contents(fs::path(BATON_SOURCE) / ".ci/run");                // BATON_CI
-  all += contents(fs::path(BATON_SOURCE) / "tests/tcp/cut_test.cc");  // BATON_CASES
+  all += contents(fs::path(BATON_SOURCE) / "python/baton/torch/__init__.py");  // BATON_TORCH
+  all += contents(fs::path(BATON_SOURCE) / ".ci/run");                         // BATON_CI
+  all += contents(fs::path(BATON_SOURCE) / "tests/tcp/cut_test.cc");           // BATON_CASES
   for (const base::EnvironmentVariable& row : base::known_environment()) {
     const std::string name(row.name);
     EXPECT_TRUE(all.find(absl::StrCat("\"", name, "\"")) != std::string::npos ||

@@ -8,7 +8,12 @@ if torch.version.cuda is None or not torch.cuda.is_available():
     print("skipped: torch sees no GPU here")
     sys.exit(77)
 
+import baton.torch
 from ranks import main, run
+
+if baton.torch.implementation() != "cpp":
+    print("skipped: there is no compiled backend here")
+    sys.exit(77)
 
 
 def sums(rank, size):

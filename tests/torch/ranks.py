@@ -13,7 +13,7 @@ import torch.distributed as dist
 import baton.torch
 
 torch.set_num_threads(1)
-baton.torch._module()  # compiled and loaded once, not by each rank
+baton.torch.implementation()  # compiled and loaded once, not by each rank
 
 
 class Failed(Exception):

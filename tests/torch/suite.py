@@ -33,7 +33,7 @@ os.environ.setdefault("MASTER_PORT", "29531")
 import torch  # noqa: E402
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
-import baton.torch  # noqa: E402,F401
+import baton.torch  # noqa: E402
 
 torch.set_num_threads(1)
 logging.disable(logging.ERROR)  # what failed is printed once, by us
@@ -60,6 +60,8 @@ def load():
     return module
 
 
+if options.backend == "baton":
+    print(f"over the backend in {baton.torch.implementation()}", flush=True)
 module = load()
 
 
@@ -131,8 +133,8 @@ if options.page:
         if outcome != "passed":
             groups[(outcome, reason(why))].append(name)
     lines = ["# torch's own tests of process groups over Baton", "",
-             f"`torch {torch.__version__.partition('+')[0]}`, the `distributed_test` of its wheel, backend `{options.backend}`: "
-             f"{summary}. Written by `./run torch suite --page docs/pytorch-suite.md`.", "",
+             f"`torch {torch.__version__.partition('+')[0]}`, the `distributed_test` of its wheel, backend `{options.backend}` in "
+             f"{baton.torch.implementation()}: {summary}. Written by `./run torch suite --page docs/pytorch-suite.md`.", "",
              "| | why | tests | which |", "|---|---|---|---|"]
     for (outcome, why), tests in sorted(groups.items(), key=lambda item: -len(item[1])):
         which = ", ".join(f"`{name.removeprefix('test_')}`" for name in tests)

@@ -5,6 +5,7 @@ import os
 import tempfile
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -54,17 +55,12 @@ def zero(rank, size):
     return train(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01), rank)
 
 
-def sharded(size):
+def fsdp(rank, size, folder):
     net = model()
     mesh = init_device_mesh("cpu", (size,))
     for layer in net:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
-    return net
-
-
-def fsdp(rank, size, folder):
-    net = sharded(size)
     losses = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), rank)
     if folder:
         checkpoint.save({"net": net.state_dict()}, checkpoint_id=folder)
@@ -72,7 +68,11 @@ def fsdp(rank, size, folder):
 
 
 def loaded(rank, size, folder):
-    net = sharded(size)
+    net = model()
+    mesh = init_device_mesh("cpu", (size,))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
     state = {"net": net.state_dict()}
     checkpoint.load(state, checkpoint_id=folder)
     net.load_state_dict(state["net"])

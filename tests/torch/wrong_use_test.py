@@ -76,7 +76,8 @@ def joins(process, size, how, told, path):
     return time.monotonic() - begun
 
 
-# Promise(torch): Ranks that join twice, or with another world size, key or options, raise, each of them, which rank differs | a table
+# Promise(torch): Ranks that join twice, or with another world size, key or options, raise, each of them, which rank differs | a table; the
+#   compiled backend and the one in Python
 def test_joining():
     for what, size, how, told in JOINING:
         with tempfile.TemporaryDirectory() as folder:

@@ -86,6 +86,8 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_SLAB_KIB", "65536",
                         "largest slab of a memory pool, unless one block needs more; smaller slabs "
                         "make many small processes on one machine start sooner"},
+    EnvironmentVariable{"BATON_TORCH", "cpp, and python where that cannot be compiled",
+                        "cpp or python: the backend of torch.distributed that must be used"},
 };
 
 bool is_one_of(std::string_view text, std::initializer_list<std::string_view> all) {

@@ -4,7 +4,8 @@
     torch.distributed.init_process_group("baton")             # or "cpu:baton,cuda:nccl"
 
 Moves tensors of the CPU and of CUDA devices: over shared memory between processes of a machine, over TCP or RDMA between machines. The backend is
-compiled once for the torch that is there (half a minute; `python3 -m baton.torch` does it ahead). How it differs from Gloo:
+compiled once for the torch that is there (half a minute; `python3 -m baton.torch` does it ahead); where that cannot be done it
+is pure Python, slower, and a warning says why. BATON_TORCH=cpp or =python takes one of them for sure. How it differs from Gloo:
 docs/pytorch.md.
 
 `init_process_group(..., pg_options=baton.torch.Options(...))` and new_group() take what a group is to be like.
@@ -19,6 +20,7 @@ import hashlib
 import os
 import threading
 import time
+import warnings
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -31,7 +33,7 @@ from ..endpoint import Endpoint
 from ..errors import BatonError, InvalidParamError
 from . import _build, _rare
 
-__all__ = ["Options", "register"]
+__all__ = ["Options", "implementation", "register"]
 
 
 class Options(c10d.Backend.Options):
@@ -48,7 +50,7 @@ _NEEDED = (2, 15)  # the version of torch, at least
 _BARRIER = 6  # baton_call_kind
 _HANDLE = 96  # bytes
 _NAMING = 1_000_000_000  # ns after a group's timeout: its own error names who is missing
-_loaded: Optional[Any] = None  # the compiled module, which makes backends
+_chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
@@ -58,17 +60,42 @@ _more: List[Endpoint] = []  # of ranks that are threads of one process, behind t
 _lock = threading.RLock()  # of all these
 
 
+def implementation() -> str:
+    """"cpp" or "python": what this process's groups are made of. Compiles the first, if it has not been."""
+    return "python" if _module().__name__.endswith("_python") else "cpp"
+
+
 def _module() -> Any:
-    """The backend's module. Compiles it, if it has not been; CannotBuild says why that failed."""
-    global _loaded
-    with _lock:
-        if _loaded is None:
-            _loaded = _build.load()
-            _loaded.does_rare_calls(_rare)
+    if _chosen is None:
+        with _lock:
+            _choose()
+    return _chosen
+
+
+def _choose() -> None:
+    global _chosen
+    if _chosen is not None:
+        return
+    wanted = os.environ.get("BATON_TORCH", "")
+    if wanted not in ("", "cpp", "python"):
+        raise ValueError(f"BATON_TORCH is cpp, python or nothing, not {wanted!r}")
+    if wanted != "python":
+        try:
+            module = _build.load()
+            module.does_rare_calls(_rare)
             if torch.version.cuda:
-                _loaded.is_cuda("cuda")
-            atexit.register(_loaded.stop)
-        return _loaded
+                module.is_cuda("cuda")
+            atexit.register(module.stop)
+            _chosen = module
+            return
+        except _build.CannotBuild as why:
+            if wanted == "cpp":
+                raise
+            warnings.warn(f"baton.torch has no compiled backend here: {why}. The one in Python is used, which is slower; "
+                          "BATON_TORCH=python takes it without this warning", stacklevel=2)
+    from . import _python
+
+    _chosen = _python
 
 
 def _settings(options: Any) -> Tuple[bool, bool]:
@@ -172,7 +199,7 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         return [endpoint().handle], _new_uuid()
     if rank == 0:
         store.set("uuid", str(_new_uuid()))
-    mine = f"{endpoint().handle.hex()} {size}"
+    mine = f"{endpoint().handle.hex()} {implementation()} {size}"
     store.set(f"handle/{rank}", mine)
     end = time.monotonic() + timeout.total_seconds()
     keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
@@ -199,6 +226,13 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     _check_size(name, rank, size, dict(enumerate(told[1:])))
     if told[1 + rank] != mine:
         raise ValueError(f"group {name}: another process has joined as rank {rank} as well: give each process a rank of its own")
+    kinds: Dict[str, List[int]] = {}
+    for other, one in enumerate(told[1:]):
+        kinds.setdefault(one.split()[1], []).append(other)
+    if len(kinds) > 1:
+        raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one "
+                           "in Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` "
+                           "say why it could not be compiled at the latter")
     handles = [one.split()[0] for one in told[1:]]
     turns = [handles[:other].count(handle) for other, handle in enumerate(handles)]
     if turns[rank]:
@@ -211,7 +245,7 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
 def _check_size(name: str, rank: int, size: int, told: Dict[int, str]) -> None:
     """Whether these ranks, by what they left in the store, joined a group of as many."""
     for other, one in told.items():
-        theirs = int(one.split()[1])
+        theirs = int(one.split()[2])
         if theirs != size:
             raise ValueError(f"group {name}: rank {rank} joins a group of {size} ranks, and rank {other} one of {theirs}: pass the "
                              "same world_size at all ranks")
@@ -243,13 +277,16 @@ def _make(opts: Any, options: Any) -> Any:
         timeout = datetime.timedelta(seconds=timeout)
     plain = c10d.Backend.Options("baton", timeout)
     plain.group_name = opts.group_id or "world"
+    module = _module()
+    if opts.enable_reconfigure and module.__name__.endswith("_python"):
+        raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
+                           "why it could not be compiled")
     if _endpoint is None:
         _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
     joined: Tuple[Any, ...] = ()
     if not opts.enable_reconfigure:
         handles, uuid = _part_of_world(opts) or _meet(store, rank, size, timeout, plain.group_name)
         joined = _join(handles, rank, uuid, timeout, plain.group_name, _settings(options))
-    module = _module()
     backend = module.make(store, rank, size, plain, *_settings(options))
     if joined:
         module.adopt(backend, *joined, rank, size)

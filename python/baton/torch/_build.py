@@ -1,4 +1,4 @@
-"""Compiles the backend for the torch that is there, once, and loads it.
+"""Compiles the C++ backend for the torch that is there, once, and loads it.
 
     python3 -m baton.torch        # now, instead of when the first group is made
 
@@ -34,8 +34,8 @@ OPTIONS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", f"-DT
 _AGAIN = 600.0  # seconds after which a failed attempt is repeated
 
 
-class CannotBuild(RuntimeError):
-    """The backend cannot be compiled, or loaded, here; the text says why."""
+class CannotBuild(Exception):
+    """There is no C++ backend here; the text says why."""
 
 
 def _headers() -> pathlib.Path:
@@ -91,7 +91,7 @@ def _folder() -> pathlib.Path:
 
 
 def find(again: bool = False) -> pathlib.Path:
-    """The path of the backend; compiles it first if necessary, which takes half a minute. CannotBuild says why
+    """The path of the C++ backend; compiles it first if necessary, which takes half a minute. CannotBuild says why
     that failed. `again`: tries even if it has just failed."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         raise CannotBuild(f"it is written for Linux, and this is {sys.platform}")
@@ -110,7 +110,7 @@ def find(again: bool = False) -> pathlib.Path:
 
 
 def load(again: bool = False) -> ModuleType:
-    """The backend, from where find() finds it."""
+    """The C++ backend, from where find() finds it."""
     out = find(again)
     spec = importlib.util.spec_from_file_location(NAME, out)
     assert spec is not None and spec.loader is not None

@@ -1,4 +1,4 @@
-"""Operations that are rare enough to run in Python: the compiled backend calls them."""
+"""Operations that are rare enough to run in Python, for both backends (C++ and Python)."""
 from __future__ import annotations
 
 import ctypes
