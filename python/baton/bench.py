@@ -4,8 +4,6 @@ Python, from post to done.
     python -m baton.bench                        # Baton
     python -m baton.bench --baseline nixl        # and NIXL beside it, if it can be imported as nixl_cu12 or nixl
     python -m baton.bench --baseline nixl,mooncake   # and Mooncake's (mooncake-transfer-engine-non-cuda), over tcp
-    python -m baton.bench --baseline kv_bw       # and `baton kv_bw`, the same in C++ (--baton names the program); it
-                                                 # has no thread that moves bytes, nor has the agent beside it
     python -m baton.bench --require tcp --json rows.json
     python -m baton.bench --poll --baseline nixl   # both of Baton's processes poll all the time, as NIXL's initiator does
 
@@ -25,12 +23,10 @@ import difflib
 import json
 import os
 import select
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any, Dict, List
 
@@ -63,26 +59,6 @@ class Memcpy:
         begin = time.perf_counter()
         numpy.take(source, order, axis=0, out=into, mode="clip")
         return time.perf_counter() - begin
-
-
-class KvBw:
-    """`baton kv_bw`: both its sides, for some transfers at a time. Its median of them is a round."""
-
-    name, at_once = "kv_bw", 7
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.program, self.provider = arguments.baton, arguments.require or "shm"
-        self.route = self.provider
-
-    def turn(self, op: str, pages: int, page: int) -> float:
-        """Seconds of a transfer."""
-        with tempfile.NamedTemporaryFile() as out:
-            command = [self.program, "kv_bw", "--provider", self.provider, "--op", op, "--pages", str(pages),
-                       "--page-bytes", str(page), "--iters", str(self.at_once), "--no-pin", "--json", out.name]
-            ran = subprocess.run(command, capture_output=True, text=True, check=False)
-            if ran.returncode != 0:
-                raise SystemExit(f"{' '.join(command)}: {ran.stderr}")
-            return json.loads(out.read())["latency_us"]["p50"] / 1e6
 
 
 def rows_of(address: int, pages: int, page: int) -> Array:
@@ -121,7 +97,6 @@ def child(what: str, name: str, arguments: argparse.Namespace) -> Any:
     command = [sys.executable, "-m", "baton.bench", what, name, "--bytes", str(arguments.bytes), "--require",
                arguments.require, "--memory", arguments.memory]
     command += ["--poll"] if arguments.poll else []
-    command += ["--no-thread"] if arguments.no_thread and what == "--initiator" else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -253,21 +228,10 @@ def measure(those: List[Any], rounds: int, op: str, pages: int, page: int) -> Li
     return [row_of(one, op, pages, page, seen, times[0]) for one, seen in zip(those, times)]
 
 
-def beside_kv_bw(ours_is: Library, other: KvBw, rounds: int, op: str, pages: int, page: int) -> Dict[str, Any]:
-    """Its row: a few of our transfers, a few of its, in turns."""
-    ours_is.make(op, pages, page)
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(statistics.median(ours_is.turn() for _ in range(other.at_once)))
-        theirs.append(other.turn(op, pages, page))
-    return row_of(other, op, pages, page, theirs, ours)
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--baseline", default="", help="nixl, mooncake, kv_bw, several by commas: beside Baton")
-    parser.add_argument("--baton", default="baton", help="the program whose kv_bw is measured")
+    parser.add_argument("--baseline", default="", help="nixl, mooncake, or both by a comma: beside Baton")
     parser.add_argument("--require", default="", help="Baton takes this provider and no other")
     parser.add_argument("--memory", choices=("agent", "own"), default="agent", help="Baton's pages lie in memory of its "
                         "agent's (Agent.allocate()), or in ordinary memory as the others' do")
@@ -276,8 +240,6 @@ def main() -> None:
     parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")
-    parser.add_argument("--no-thread", action="store_true", help="Baton's agent that posts has no thread of its own: what "
-                        "it posts moves inside its calls")
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
     parser.add_argument("--initiator", default="", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, default=0, help=argparse.SUPPRESS)
@@ -296,14 +258,10 @@ def main() -> None:
     if arguments.json and not os.access(os.path.dirname(arguments.json) or ".", os.W_OK):
         parser.error(f"cannot write {arguments.json}: name a file that can be written")
     names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
-    other = KvBw(arguments) if "kv_bw" in names else None
-    if other and shutil.which(arguments.baton) is None:
-        parser.error(f"no program {arguments.baton}: ./run build makes build/release/baton, and --baton names it")
-    names = [name for name in names if name != "kv_bw"]
     for name in names:
         if name not in SIDES or name == "sockets":
-            near = difflib.get_close_matches(name, ("nixl", "mooncake", "kv_bw"), 1)
-            hint = f"did you mean {near[0]}?" if near else "there are nixl, mooncake and kv_bw"
+            near = difflib.get_close_matches(name, ("nixl", "mooncake"), 1)
+            hint = f"did you mean {near[0]}?" if near else "there are nixl and mooncake"
             parser.error(f"no baseline {name}: {hint}")
     for name, there in (("nixl", nixl_api), ("mooncake", mooncake)):
         try:
@@ -315,15 +273,12 @@ def main() -> None:
         names.append("sockets")
     arguments.bytes = max(pages * page for pages, page in arguments.shapes)
     libraries = [Library(name, arguments) for name in names]
-    alone = Library("baton", argparse.Namespace(**{**vars(arguments), "no_thread": True})) if other else libraries[0]
     those = libraries + [Memcpy(arguments.bytes)]
     rows = []
     print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'best':>9} {'GB/s':>7} {'ratio':>6}", flush=True)
     for pages, page in arguments.shapes:
         for op in ("write", "read"):
             found = measure(those, arguments.rounds, op, pages, page)
-            if other:
-                found.append(beside_kv_bw(alone, other, arguments.rounds, op, pages, page))
             for row in found:
                 print(f"{row['library']:8} {op:6} {pages:7} {page:7} {row['median_s'] * 1e3:9.3f} "
                       f"{row['best_s'] * 1e3:9.3f} {row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
@@ -332,7 +287,7 @@ def main() -> None:
     if arguments.json:
         with open(arguments.json, "w", encoding="utf8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)
-    for library in {*libraries, alone}:
+    for library in libraries:
         library.close()
 
 

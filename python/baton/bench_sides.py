@@ -19,7 +19,7 @@ class BatonSide:
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         import baton
-        self.agent = baton.Agent(name, require=arguments.require, progress_thread=not arguments.no_thread)
+        self.agent = baton.Agent(name, require=arguments.require)
         if arguments.memory == "agent":
             self.memory = numpy.frombuffer(self.agent.allocate(arguments.bytes), dtype=numpy.uint8)
         else:

@@ -88,14 +88,8 @@ class _Owner:
         if self._destroy is not None:
             self._destroy(self._made)
 
-    def __copy__(self) -> NoReturn:
+    def __reduce__(self) -> NoReturn:  # what copies and pickles ask for
         raise TypeError(f"a {type(self).__name__} cannot be copied: make another one, or use this one in both places")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        self.__copy__()
 
 
 class KvLayout(_Owner):

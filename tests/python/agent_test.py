@@ -1,5 +1,6 @@
 """The Python package: buffers, agents in one process and in two, asyncio, and what goes wrong."""
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import mmap
@@ -14,6 +15,7 @@ import unittest
 
 import baton
 from baton.buffers import host_memory_of, rows_of
+from helpers import in_threads
 
 try:
     import numpy
@@ -129,22 +131,12 @@ class Agents(Pair):
         self.a.deregister(row)
 
     def test_threads(self):
-        failures = []
-
         def work(base):
-            try:
-                for number in range(base, base + 50):
-                    with self.a.write(self.local, [number], self.remote, [number], b"%d" % number) as write:
-                        write.wait(60)
-            except Exception as why:  # pylint: disable=broad-except
-                failures.append(why)
+            for number in range(base, base + 50):
+                with self.a.write(self.local, [number], self.remote, [number], b"%d" % number) as write:
+                    write.wait(60)
 
-        threads = [threading.Thread(target=work, args=(50 * t,)) for t in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failures, [])
+        in_threads(work, range(0, 200, 50))
         self.assertEqual(sorted(int(message) for _, message in self.heard(200)), list(range(200)))
         self.assertEqual(self.theirs[:200 * 256], self.mine[:200 * 256])
 
@@ -229,19 +221,11 @@ class Agents(Pair):
             self.a.fetch_metadata("gamma", f"127.0.0.1:{gamma.port}")
             waiting.join()
             self.assertTrue(self.a.has_remote("gamma"))
-        failed = []
-
-        def wait():
-            try:
-                self.a.wait_messages()
-            except baton.InvalidParamError as why:
-                failed.append(str(why))
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        self.a.close()  # ends a wait without an end
-        waiting.join()
-        self.assertRegex(failed[0], "closed")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(self.a.wait_messages)
+            self.a.close()  # ends a wait without an end
+        with self.assertRaisesRegex(baton.InvalidParamError, "closed"):
+            waiting.result()
 
     def test_memory_that_is_registered_cannot_be_closed(self):
         ours, theirs = self.a.allocate(4096), mmap.mmap(-1, 4096)
@@ -260,8 +244,6 @@ class Agents(Pair):
 
     def test_await_in_the_loops_of_several_threads(self):
         """An event wakes one of the loops, which tells the others."""
-        failed = []
-
         async def move(mine):
             for turn in range(200):
                 transfer = self.a.transfer(baton.WRITE, self.local, range(mine, 256, 4), self.remote,
@@ -269,18 +251,7 @@ class Agents(Pair):
                 await asyncio.wait_for(transfer.post(), 60)
                 transfer.release()
 
-        def run(mine):
-            try:
-                asyncio.run(move(mine))
-            except BaseException as why:
-                failed.append(repr(why))
-
-        threads = [threading.Thread(target=run, args=(mine,)) for mine in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(failed, [])
+        in_threads(lambda mine: asyncio.run(move(mine)), range(4))
         self.assertEqual(self.theirs, self.mine)
 
     def test_metadata_by_listener(self):

@@ -11,12 +11,13 @@ import unittest.mock
 import numpy
 
 import baton
+from helpers import Refusing
 
 PAGE, PAGES = 4096, 64
 LONG = 120
 
 
-class Pair(unittest.TestCase):
+class Pair(Refusing):
     """Two agents, one after the other over shm and over tcp."""
 
     def over_each(self, body):
@@ -26,14 +27,11 @@ class Pair(unittest.TestCase):
                 body(a, b)
 
     def refused(self, kind, call, *words):
-        with self.assertRaises(kind) as raised:
-            call()
-        self.assertGreater(len(str(raised.exception)), 20)
-        for word in words:
-            self.assertIn(word, str(raised.exception))
-        for name in re.findall(r"(\w+)\(", str(raised.exception)):
+        text = super().refused(kind, call, *words)
+        self.assertGreater(len(text), 20)
+        for name in re.findall(r"(\w+)\(", text):
             self.assertTrue(any(hasattr(kind, name) for kind in (baton, baton.Agent, baton.Transfer, baton.KvLayout)),
-                            f"nobody here can call {name}(): {raised.exception}")
+                            f"nobody here can call {name}(): {text}")
 
 
 class Listeners(Pair):

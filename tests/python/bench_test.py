@@ -1,5 +1,4 @@
 """The benchmark: its rows are there and add up, over two routes; wrong words are refused. It checks its bytes itself."""
-import argparse
 import importlib.util
 import json
 import os
@@ -9,8 +8,6 @@ import tempfile
 import unittest
 
 import numpy
-
-from baton.bench_sides import BatonSide
 
 assert numpy.__version__
 
@@ -53,31 +50,6 @@ class Bench(unittest.TestCase):
                     self.assertIn(provider, row["route"])
                     self.assertEqual(row["ratio"], 1)
 
-    def test_the_agent_beside_kv_bw_has_no_thread_either(self):
-        for no_thread in (False, True):
-            words = argparse.Namespace(require="shm", memory="own", bytes=4096, poll=False, no_thread=no_thread)
-            side = BatonSide("bench", words)
-            self.assertEqual(side.agent.threaded, not no_thread)
-            side.agent.close()
-
-    def test_beside_kv_bw(self):
-        with tempfile.TemporaryDirectory() as folder:
-            program, path = os.path.join(folder, "baton"), os.path.join(folder, "rows.json")
-            with open(program, "w", encoding="utf8") as fake:  # says what kv_bw would
-                fake.write('#!/bin/sh\necho "$@" >>"$0.said"\nfor last; do :; done\n'
-                           """echo '{"latency_us": {"p50": 2e9}}' >"$last"\n""")
-            os.chmod(program, 0o755)
-            ran = bench("--rounds", "2", "--shapes", "8x4096", "--require", "shm", "--json", path, "--baseline", "kv_bw",
-                        "--baton", program)
-            self.assertEqual(ran.returncode, 0, ran.stderr)
-            with open(path, encoding="utf8") as rows:
-                found = [row for row in map(json.loads, rows) if row["library"] == "kv_bw"]
-            with open(program + ".said", encoding="utf8") as asked:
-                self.assertIn("kv_bw --provider shm --op write --pages 8 --page-bytes 4096 --iters 7 --no-pin", asked.read())
-        self.assertEqual([(row["op"], row["median_s"], row["rounds"]) for row in found],
-                         [("write", 2000, 2), ("read", 2000, 2)])
-        self.assertTrue(all(row["ratio"] > 1 for row in found))
-
     def test_who_is_stopped_dies_with_the_command(self):
         words = [sys.executable, "-m", "baton.bench", "--rounds", "1000000", "--shapes", "8x4096", "--require", "tcp"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as ran:
@@ -95,7 +67,6 @@ class Bench(unittest.TestCase):
         self.assertIn("no baseline sockets", bench("--baseline", "sockets").stderr)
         self.assertIn("no baseline mpi", bench("--baseline", "mpi").stderr)
         self.assertIn("--shapes 7", bench("--shapes", "7").stderr)
-        self.assertIn("no program nowhere", bench("--baseline", "kv_bw", "--baton", "nowhere").stderr)
         self.assertIn("carrier", bench("--require", "carrier").stderr)
         ran = bench("--baseline", "nixl")  # only the drop-in is there by that name
         self.assertIn("NIXL is not installed here", ran.stderr)

@@ -17,6 +17,7 @@ import numpy as np
 
 import baton
 import ports
+from helpers import in_child, in_threads
 
 RANKS = 3
 
@@ -374,14 +375,7 @@ def mismatching(comm):
 
 
 def forked(comm):
-    child = os.fork()
-    if child == 0:
-        try:
-            refuses(baton.InvalidParamError, "forked", comm.barrier)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    in_child(lambda: refuses(baton.InvalidParamError, "forked", comm.barrier))
     comm.barrier()
 
 
@@ -394,13 +388,8 @@ def works(comm):
         comm.all_reduce_async(np.ones(2))
     one = comm.barrier_async()
     assert one.wait() is None and one.wait() is None and one.done() and one.result is None
-    outcomes = []
     shared = comm.all_reduce_async(np.ones(1 << 16))
-    threads = [threading.Thread(target=lambda: outcomes.append(shared.wait()[0])) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = in_threads(lambda _: shared.wait()[0], range(4))
     assert outcomes == [comm.ranks] * 4, outcomes
     waits = comm.receive_async(np.empty(1), (comm.rank - 1) % comm.ranks)
     refuses(baton.BatonTimeoutError, "", waits.wait, 0.01)

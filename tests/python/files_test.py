@@ -11,12 +11,13 @@ import numpy
 import baton
 from baton.nixl import _bindings as nixlBind
 from baton.nixl._api import nixl_agent, nixl_agent_config
+from helpers import Refusing
 
 PAGE, PAGES = 16384, 2048  # 32 MiB: several jobs for the threads
 LONG = 120
 
 
-class Files(unittest.TestCase):
+class Files(Refusing):
     def setUp(self):
         self.a = nixl_agent("files", nixl_agent_config(backends=["POSIX"], capture_telemetry=True))
         self.memory = numpy.zeros((PAGES, PAGE), numpy.uint8)
@@ -38,12 +39,6 @@ class Files(unittest.TestCase):
             with contextlib.suppress(baton.BatonError):  # told again below
                 handle._transfer.wait(LONG)
         self.assertEqual(self.a.check_xfer_state(handle), "DONE")
-
-    def refused(self, kind, call, *words):
-        with self.assertRaises(kind) as raised:
-            call()
-        for word in words:
-            self.assertIn(word, str(raised.exception))
 
     def other(self, path, flags):
         fd = os.open(path, flags)

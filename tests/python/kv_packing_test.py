@@ -1,9 +1,6 @@
 """Blocks that kernels pack: how they do is found by looking, plans move their tokens between packings of other sizes, and
 both ends take the same checksums of what moves. Against a reference in numpy that knows of a block only where each number
-is.
-
-usage: kv_packing_test.py [CASES [SEED]]: so many random pairs of caches instead of the tests
-"""
+is."""
 import random
 import sys
 import unittest
@@ -238,27 +235,5 @@ class Packed(unittest.TestCase):
                     self.assertLessEqual(len(found[half][axis]), len(known))
 
 
-def many(cases, seed):
-    dice, test = random.Random(seed), unittest.TestCase()
-    for number in range(cases):
-        total, dtype = dice.choice((1, 2, 4, 6)), dice.choice(("bfloat16", "float32"))
-
-        def one(make, sizes):
-            heads = dice.choice([n for n in range(1, total + 1)])
-            return make(dice.choice(sizes), heads, 32, total, dice.randrange(total - heads + 1), dtype=dtype)
-        kinds = ([(tiled, (32, 64, 96))] * 2 if dice.random() < 0.5 else
-                 [(dice.choice((rows, lambda *a, **k: rows(*a, **k, transposed=True))), (8, 16, 24, 32))
-                  for _ in range(2)])
-        pair = Pair(test, *(one(*kind) for kind in kinds), dice)
-        for _ in range(3 if pair.heads else 0):
-            begin = dice.randrange(80)
-            pair.check(begin, begin + 1 + dice.randrange(80), dice.randrange(2))
-        test.doCleanups()
-    print(f"seed {seed}: {cases} pairs of caches, all right")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1].isdigit():
-        many(*map(int, (sys.argv[1:] + ["1"])[:2]))
-    else:
-        unittest.main(argv=sys.argv[:1] + sys.argv[1:])
+    unittest.main()

@@ -1,7 +1,4 @@
-"""KV plans between agents: every byte of every target against a plain re-shard by numpy, and what is refused.
-
-usage: kv_plan_test.py [--pairs N] [--seed S]: so many random pairs of caches, and nothing else"""
-import argparse
+"""KV plans between agents: every byte of every target against a plain re-shard by numpy, and what is refused."""
 import asyncio
 import copy as copying
 import itertools
@@ -11,12 +8,11 @@ import pickle
 import random
 import subprocess
 import sys
-import threading
 import unittest
 import unittest.mock
-import warnings
 
 import baton
+from helpers import in_child, in_threads
 
 try:
     import numpy
@@ -269,22 +265,14 @@ class Two(unittest.TestCase):
         self.expect(0, 0)
 
     def test_threads_share_a_plan(self):
-        plan, wrong = self.pull(), []
+        plan = self.pull()
 
-        def work():
-            try:
-                for _ in range(20):
-                    with plan.post(self.pages_here, self.pages_there, tokens=112) as transfer:
-                        transfer.wait(60)
-            except BaseException as why:
-                wrong.append(why)
+        def work(_):
+            for _ in range(20):
+                with plan.post(self.pages_here, self.pages_there, tokens=112) as transfer:
+                    transfer.wait(60)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(wrong, [])
+        in_threads(work, range(4))
         self.expect(0, 112)
 
     def test_they_have_one_owner(self):
@@ -299,20 +287,13 @@ class Two(unittest.TestCase):
 
     def test_a_forked_child_has_the_layouts_and_not_the_agent(self):
         plan = self.pull()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
-            child = os.fork()
-        if child == 0:
-            wrong = 0
-            try:
-                wrong |= baton.KvLayout.decode(self.mine.encode()).encode() != self.mine.encode()
+
+        def child():
+            self.assertEqual(baton.KvLayout.decode(self.mine.encode()).encode(), self.mine.encode())
+            with self.assertRaisesRegex(baton.InvalidParamError, "forked"):
                 plan.transfer(self.pages_here, self.pages_there)
-                wrong |= 2
-            except baton.InvalidParamError as why:
-                wrong |= 0 if "forked" in str(why) else 4
-            finally:
-                os._exit(wrong)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+        in_child(child)
         with plan.post(self.pages_here, self.pages_there, tokens=112) as transfer:
             transfer.wait(60)
         self.expect(0, 112)
@@ -530,14 +511,4 @@ class OtherShapes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--pairs"] or sys.argv[1:2] == ["--seed"]:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--pairs", type=int, default=1000)
-        parser.add_argument("--seed", type=int, default=0)
-        asked = parser.parse_args()
-        engines = agents_of(6)
-        for case in range(asked.seed, asked.seed + asked.pairs):
-            check_pair(engines, case)
-        print(f"{asked.pairs} pairs of caches from seed {asked.seed}: every byte of every target is right")
-    else:
-        unittest.main()
+    unittest.main()

@@ -90,14 +90,11 @@ class Peer:
         self.service.close()
 
 
-class Server:
-    """A `baton serve` with an agent; `flags` besides."""
+class Serving:
+    """A process of `baton serve`."""
 
-    def __init__(self, binary, name, *flags, model=MODEL):
-        self.process = subprocess.Popen(
-            [binary, "serve", "--model", str(model), "--served-model-name", "m", "--port", "0", "--blocks", "128",
-             "--min-remote-tokens", "16", "--kv-agent", name, "--kv-agent-address", f"127.0.0.1:{free_ports(1)}", *flags],
-            stdout=subprocess.PIPE, text=True)
+    def __init__(self, binary, *flags):
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", *flags], stdout=subprocess.PIPE, text=True)
         self.url = self.address = ""
         for line in self.process.stdout:
             if line.startswith("KV agent: "):
@@ -118,32 +115,34 @@ class Server:
         except urllib.error.HTTPError as why:
             return why.code, json.load(why)
 
-    def free_blocks(self):
-        with urllib.request.urlopen(self.url + "/metrics", timeout=600) as answer:
-            lines = answer.read().decode().splitlines()
-        return int(next(line for line in lines if line.startswith("baton_kv_blocks_free")).split()[-1])
-
-    def close(self):
-        self.process.terminate()
-        self.process.wait()
-        self.process.stdout.close()
-
-
-class Router:
-    """`baton serve --role router` before servers."""
-
-    def __init__(self, binary, prefill, decode, *flags):
-        self.process = subprocess.Popen(
-            [binary, "serve", "--role", "router", "--port", "0", *(word for url in prefill for word in ("--prefill", url)),
-             *(word for url in decode for word in ("--decode", url)), *flags], stdout=subprocess.PIPE, text=True)
-        self.url = next((line.split()[-1] for line in self.process.stdout if line.startswith("ready: ")), "")
-
     def metric(self, name):
         with urllib.request.urlopen(self.url + "/metrics", timeout=600) as answer:
             lines = answer.read().decode().splitlines()
-        return int(next(line for line in lines if line.startswith(f"baton_router_{name} ")).split()[-1])
+        return int(next(line for line in lines if line.startswith(f"baton_{name}")).split()[-1])
 
     def close(self):
         self.process.terminate()
         self.process.wait()
         self.process.stdout.close()
+
+
+class Server(Serving):
+    """With an agent; `flags` besides."""
+
+    def __init__(self, binary, name, *flags, model=MODEL):
+        super().__init__(binary, "--model", str(model), "--served-model-name", "m", "--blocks", "128", "--min-remote-tokens", "16",
+                         "--kv-agent", name, "--kv-agent-address", f"127.0.0.1:{free_ports(1)}", *flags)
+
+    def free_blocks(self):
+        return self.metric("kv_blocks_free")
+
+
+class Router(Serving):
+    """Before servers."""
+
+    def __init__(self, binary, prefill, decode, *flags):
+        super().__init__(binary, "--role", "router", *(word for url in prefill for word in ("--prefill", url)),
+                         *(word for url in decode for word in ("--decode", url)), *flags)
+
+    def metric(self, name):
+        return super().metric(f"router_{name} ")

@@ -144,7 +144,7 @@ class Pairing(unittest.TestCase):
         router = Router(BINARY, [prefill.url], [self.decode.url], "--hedge-after", "0")
         self.addCleanup(router.close)
         for seed in range(3):
-            status, answer = Server.ask(router, prompt(30 + seed, 130))
+            status, answer = router.ask(prompt(30 + seed, 130))
             self.assertEqual(status, 200, answer)
             self.assertEqual(loaded(answer), (128, ""))
             self.assertEqual(tokens_of(answer), tokens_of(self.prefill.ask(prompt(30 + seed, 130))[1]))
@@ -154,7 +154,7 @@ class Pairing(unittest.TestCase):
         prefill.process.kill()
         prefill.close()
         for seed in range(2):
-            status, answer = Server.ask(router, prompt(40 + seed, 130))
+            status, answer = router.ask(prompt(40 + seed, 130))
             self.assertEqual((status, loaded(answer)[0]), (200, 0), answer)
             self.assertEqual(tokens_of(answer), tokens_of(self.prefill.ask(prompt(40 + seed, 130))[1]))
         self.until_free(self.decode)

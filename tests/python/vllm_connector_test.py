@@ -5,7 +5,6 @@ import logging
 import pathlib
 import sys
 import tempfile
-import types
 import unittest
 import unittest.mock
 
@@ -166,23 +165,35 @@ class Connector(unittest.TestCase):
         results = worker.get_transfer_results(set())
         return (results.finished_sending, results.finished_recving), results.failed_recving
 
+    def prefilled(self, workers, scheduler, transfer="t", **more):
+        """Has prefill compute a prompt of 30 tokens in blocks 3 and 5; what decode is told."""
+        asked = request(f"of {transfer}", {"do_remote_decode": True, "transfer_id": transfer}, 30)
+        scheduler.update_state_after_alloc(asked, blocks([3, 5]), 0)
+        for worker in workers:
+            self.run_step(worker, scheduler, scheduled(new=[(asked.request_id, ([3, 5],), 0, 30)]), [3, 5])
+        held, params = scheduler.request_finished_all_groups(asked, ([3, 5],))
+        self.assertTrue(held)
+        return dict(params, **more)
+
+    def wants(self, scheduler, params):
+        """Decode's request "s" for it, in blocks 1 and 2."""
+        wanted = request("s", params, 30)
+        self.assertEqual(scheduler.get_num_new_matched_tokens(wanted, 0), (29, True))
+        scheduler.update_state_after_alloc(wanted, blocks([1, 2]), 29)
+
+    def loaded(self, worker, scheduler):
+        """Steps until a load has ended: the requests whose have, and those whose have failed."""
+        got, errors = self.run_step(worker, scheduler, scheduled())
+        while not got[1]:
+            got, errors = self.run_step(worker, scheduler, scheduled())
+        self.assertEqual(got[0], set())
+        return got[1], errors
+
     def test_a_request_goes_from_one_engine_to_the_other(self):
         p, d = self.worker("p"), self.worker("d")
-        address = f"127.0.0.1:{p._service.agent.port}"
         ps, ds = self.kind(config("p"), 0), self.kind(config("d"), 0)
-        asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 30)
-        ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
-        self.run_step(p, ps, scheduled(new=[("r", ([3, 5],), 0, 30)]), [3, 5])
-        held, params = ps.request_finished_all_groups(asked, ([3, 5],))
-        self.assertTrue(held)
-
-        wanted = request("s", dict(params, remote_address=address), 30)
-        self.assertEqual(ds.get_num_new_matched_tokens(wanted, 0), (29, True))
-        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
-        got, errors = self.run_step(d, ds, scheduled())
-        while not got[1]:
-            got, errors = self.run_step(d, ds, scheduled())
-        self.assertEqual((got, errors), ((set(), {"s"}), set()))
+        self.wants(ds, self.prefilled([p], ps, remote_address=f"127.0.0.1:{p._service.agent.port}"))
+        self.assertEqual(self.loaded(d, ds), ({"s"}, set()))
         for name in d.caches:
             self.assertEqual(p.caches[name].memory[192:256], d.caches[name].memory[64:128])
             self.assertEqual(p.caches[name].memory[320:384], d.caches[name].memory[128:192])
@@ -192,7 +203,7 @@ class Connector(unittest.TestCase):
         freed, _ = self.run_step(p, ps, scheduled())
         while not freed[0]:
             freed, _ = self.run_step(p, ps, scheduled())
-        self.assertEqual(freed[0], {"r"})
+        self.assertEqual(freed[0], {"of t"})
 
     def test_each_worker_of_an_engine_has_its_own_and_whole_blocks_go_to_as_many(self):
         """Nobody looks into these caches' blocks: two workers' are not one's."""
@@ -200,17 +211,10 @@ class Connector(unittest.TestCase):
         p = [self.worker("p", rank=rank, tp_size=2, port=port) for rank in (0, 1)]
         ps = self.kind(config("p", tp_size=2, port=port), 0)
         for transfer, tp_size in (("t", 2), ("u", 1)):
-            asked = request("r" + transfer, {"do_remote_decode": True, "transfer_id": transfer}, 30)
-            ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
-            output = scheduled(new=[(asked.request_id, ([3, 5],), 0, 30)])
-            for worker in p:
-                self.run_step(worker, ps, output, [3, 5])
-            _, params = ps.request_finished_all_groups(asked, ([3, 5],))
+            params = self.prefilled(p, ps, transfer)
             self.assertEqual((params["tp_size"], params["remote_address"]), (2, f"127.0.0.1:{port}"))
             ds = self.kind(config("d" + transfer, tp_size=tp_size), 0)
-            wanted = request("s", params, 30)
-            ds.get_num_new_matched_tokens(wanted, 0)
-            ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
+            self.wants(ds, params)
             step = ds.build_connector_meta(scheduled())
             for rank in range(tp_size):
                 d = self.worker("d" + transfer, rank=rank, tp_size=tp_size)
@@ -228,14 +232,8 @@ class Connector(unittest.TestCase):
 
     def test_a_prefill_that_is_not_there_is_an_error_of_the_blocks(self):
         d, ds = self.worker("d", silence=0.1), self.kind(config("d"), 0)
-        wanted = request("s", {"do_remote_prefill": True, "transfer_id": "t", "remote_agent": "p",
-                               "remote_address": "127.0.0.1:1"}, 30)
-        ds.get_num_new_matched_tokens(wanted, 0)
-        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
-        got, errors = self.run_step(d, ds, scheduled())
-        while not got[1]:
-            got, errors = self.run_step(d, ds, scheduled())
-        self.assertEqual((got[1], errors), ({"s"}, {"s"}))
+        self.wants(ds, {"do_remote_prefill": True, "transfer_id": "t", "remote_agent": "p", "remote_address": "127.0.0.1:1"})
+        self.assertEqual(self.loaded(d, ds), ({"s"}, {"s"}))
         self.assertEqual(d.get_kv_connector_stats().data["failed"], 1)
 
     # Promise(vllm): Two checkpoints of one shape never mix their KV | a SHA-256 over the weights'
@@ -251,17 +249,8 @@ class Connector(unittest.TestCase):
         self.assertEqual(ours._service.identity, self.worker("e")._service.identity)
         self.assertNotEqual(ours._service.identity, theirs._service.identity)
         ds, ps = self.kind(config("d"), 0), self.kind(config("p"), 0)
-        asked = request("r", {"do_remote_decode": True, "transfer_id": "t"}, 30)
-        ps.update_state_after_alloc(asked, blocks([3, 5]), 0)
-        self.run_step(theirs, ps, scheduled(new=[("r", ([3, 5],), 0, 30)]), [3, 5])
-        _, params = ps.request_finished_all_groups(asked, ([3, 5],))
-        wanted = request("s", dict(params, remote_address=f"127.0.0.1:{theirs._service.agent.port}"), 30)
-        ds.get_num_new_matched_tokens(wanted, 0)
-        ds.update_state_after_alloc(wanted, blocks([1, 2]), 29)
-        got, errors = self.run_step(ours, ds, scheduled())
-        while not got[1]:
-            got, errors = self.run_step(ours, ds, scheduled())
-        self.assertEqual((got[1], errors), ({"s"}, {"s"}))
+        self.wants(ds, self.prefilled([theirs], ps, remote_address=f"127.0.0.1:{theirs._service.agent.port}"))
+        self.assertEqual(self.loaded(ours, ds), ({"s"}, {"s"}))
 
     def test_what_it_says_appears_where_vllm_says_something_unless_the_program_has_said_where(self):
         ours, theirs, root = logging.getLogger("baton.vllm"), logging.getLogger("vllm"), logging.getLogger()
@@ -304,10 +293,7 @@ class Connector(unittest.TestCase):
         wanted = request("s", dict(params, remote_address=f"127.0.0.1:{p._service.agent.port}"), 62)
         self.assertEqual(ds.get_num_new_matched_tokens(wanted, 16), (45, True))
         ds.update_state_after_alloc(wanted, blocks([1, 2, 3, 4], [0, 0, 6, 7]), 45)
-        got, errors = self.run_step(d, ds, scheduled())
-        while not got[1]:
-            got, errors = self.run_step(d, ds, scheduled())
-        self.assertEqual((got[1], errors), ({"s"}, set()))
+        self.assertEqual(self.loaded(d, ds), ({"s"}, set()))
         expected = {name: bytearray(len(cache.memory)) for name, cache in d.caches.items()}
         for name, size, pairs in (("full", 64, ((2, 5), (3, 6), (4, 7))), ("last", 64, ((2, 5), (3, 6), (4, 7))),
                                   ("window", 32, ((6, 10), (7, 11)))):

@@ -1,11 +1,11 @@
 """What a library that brings its own C++ library might break: another one in the process, exceptions that it throws and
 catches, threads that come and go, a forked child. Run with the wheel, by wheel_test."""
+import concurrent.futures
 import ctypes
 import os
 import resource
 import subprocess
 import sys
-import threading
 import traceback
 
 import baton
@@ -37,20 +37,8 @@ def pull(number):
 
 
 def pull_in_threads():
-    wrong = []
-
-    def work(number):
-        try:
-            pull(number)
-        except BaseException as why:
-            wrong.append(why)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, THREADS + 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong, wrong
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(pull, range(1, THREADS + 1)))
 
 
 def words_of_failure(kibibytes):

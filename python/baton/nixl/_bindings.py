@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import TYPE_CHECKING, Any, List, Tuple, Type
+from typing import Any, List, Tuple, Type
 
 DEFAULT_COMM_PORT = 8888
 NIXL_INIT_AGENT = "NIXL_INIT_AGENT"
@@ -34,36 +34,14 @@ class nixl_status_t(enum.IntEnum):
     NIXL_ERR_NO_TELEMETRY = -12
 
 
-if TYPE_CHECKING:  # what the loop below puts here
-    DRAM_SEG: nixl_mem_t
-    VRAM_SEG: nixl_mem_t
-    BLK_SEG: nixl_mem_t
-    OBJ_SEG: nixl_mem_t
-    FILE_SEG: nixl_mem_t
-    NIXL_READ: nixl_xfer_op_t
-    NIXL_WRITE: nixl_xfer_op_t
-    NIXL_THREAD_SYNC_NONE: nixl_thread_sync_t
-    NIXL_THREAD_SYNC_STRICT: nixl_thread_sync_t
-    NIXL_THREAD_SYNC_RW: nixl_thread_sync_t
-    NIXL_THREAD_SYNC_DEFAULT: nixl_thread_sync_t
-    NIXL_COST_ANALYTICAL_BACKEND: nixl_cost_t
-    NIXL_IN_PROG: nixl_status_t
-    NIXL_SUCCESS: nixl_status_t
-    NIXL_ERR_NOT_POSTED: nixl_status_t
-    NIXL_ERR_INVALID_PARAM: nixl_status_t
-    NIXL_ERR_BACKEND: nixl_status_t
-    NIXL_ERR_NOT_FOUND: nixl_status_t
-    NIXL_ERR_MISMATCH: nixl_status_t
-    NIXL_ERR_NOT_ALLOWED: nixl_status_t
-    NIXL_ERR_REPOST_ACTIVE: nixl_status_t
-    NIXL_ERR_UNKNOWN: nixl_status_t
-    NIXL_ERR_NOT_SUPPORTED: nixl_status_t
-    NIXL_ERR_REMOTE_DISCONNECT: nixl_status_t
-    NIXL_ERR_CANCELED: nixl_status_t
-    NIXL_ERR_NO_TELEMETRY: nixl_status_t
-
-for _enumeration in (nixl_mem_t, nixl_xfer_op_t, nixl_thread_sync_t, nixl_cost_t, nixl_status_t):
-    globals().update(_enumeration.__members__)
+DRAM_SEG, VRAM_SEG, BLK_SEG, OBJ_SEG, FILE_SEG = list(nixl_mem_t)
+NIXL_READ, NIXL_WRITE = list(nixl_xfer_op_t)
+NIXL_THREAD_SYNC_NONE, NIXL_THREAD_SYNC_STRICT, NIXL_THREAD_SYNC_RW = list(nixl_thread_sync_t)
+NIXL_THREAD_SYNC_DEFAULT = nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT
+NIXL_COST_ANALYTICAL_BACKEND = nixl_cost_t.NIXL_COST_ANALYTICAL_BACKEND
+(NIXL_IN_PROG, NIXL_SUCCESS, NIXL_ERR_NOT_POSTED, NIXL_ERR_INVALID_PARAM, NIXL_ERR_BACKEND, NIXL_ERR_NOT_FOUND, NIXL_ERR_MISMATCH,
+ NIXL_ERR_NOT_ALLOWED, NIXL_ERR_REPOST_ACTIVE, NIXL_ERR_UNKNOWN, NIXL_ERR_NOT_SUPPORTED, NIXL_ERR_REMOTE_DISCONNECT,
+ NIXL_ERR_CANCELED, NIXL_ERR_NO_TELEMETRY) = list(nixl_status_t)
 
 
 class _NixlError(Exception):

@@ -49,51 +49,27 @@ struct Reduced {
   at::Tensor factor;  // of a pre-multiplied sum: one element
 };
 
-inline const char* name_of(const ::c10d::ReduceOp& op) {
-  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
-  return op.op_ < std::size(kNames) ? kNames[op.op_] : "UNUSED";
-}
+// torch's reductions, by number.
+struct NamedOp {
+  const char* name;
+  int32_t op;
+};
+constexpr NamedOp kOps[] = {
+    {"SUM", BATON_SUM}, {"AVG", BATON_AVG},  {"PRODUCT", BATON_PROD},
+    {"MIN", BATON_MIN}, {"MAX", BATON_MAX},  {"BAND", BATON_AND},
+    {"BOR", BATON_OR},  {"BXOR", BATON_XOR}, {"PREMUL_SUM", BATON_PREMUL_SUM},
+};
 
 inline Reduced reduced(at::ScalarType type, const ::c10d::ReduceOp& op) {
   using Op = ::c10d::ReduceOp;
+  const bool known = op.op_ < std::size(kOps);
   const auto refuse = [&](const char* instead) {
     TORCH_CHECK(false, "backend baton cannot reduce ", c10::toString(type), " with ReduceOp.",
-                name_of(op), ": ", instead);
+                known ? kOps[op.op_].name : "UNUSED", ": ", instead);
   };
-  Reduced out{0, 0, 1, type, {}};
+  if (!known) refuse("it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR and PREMUL_SUM");
+  Reduced out{0, kOps[op.op_].op, 1, type, {}};
   const bool bits = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
-  switch (op.op_) {
-    case Op::SUM:
-      out.op = BATON_SUM;
-      break;
-    case Op::AVG:
-      out.op = BATON_AVG;
-      break;
-    case Op::PRODUCT:
-      out.op = BATON_PROD;
-      break;
-    case Op::MIN:
-      out.op = BATON_MIN;
-      break;
-    case Op::MAX:
-      out.op = BATON_MAX;
-      break;
-    case Op::BAND:
-      out.op = BATON_AND;
-      break;
-    case Op::BOR:
-      out.op = BATON_OR;
-      break;
-    case Op::BXOR:
-      out.op = BATON_XOR;
-      break;
-    case Op::PREMUL_SUM:
-      out.op = BATON_PREMUL_SUM;
-      break;
-    default:
-      refuse("it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR and PREMUL_SUM");
-  }
   switch (type) {
     case at::kByte:
       out.type = BATON_U8;

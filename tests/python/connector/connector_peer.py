@@ -1,6 +1,6 @@
-"""A prefill or a decode engine of connector_test.py in a process of its own; KV is what the tokens say.
+"""A prefill engine of connector_test.py in a process of its own; KV is what the tokens say.
 
-usage: connector_peer.py prefill [--stop-before LAYER] | connector_peer.py decode ADDRESS [--pull]"""
+usage: connector_peer.py [STOP_BEFORE_LAYER]"""
 import sys
 import time
 
@@ -62,19 +62,5 @@ def prefill(stop_before):
             job.wait_saved(60)
 
 
-def decode(address, pull):
-    """Asks for one load, tells that its first layer is here, and stands."""
-    with baton.KvConnector("decode-0") as connector:
-        cache = Cache(16, 32, "HND")
-        connector.register_cache(cache.layout, keep=cache)
-        load = connector.load(address, tokens=range(100), blocks=[3, 1, 0, 2], pull=pull, lease=2)
-        load.wait(layer=0, timeout=60)
-        print("has a layer", flush=True)
-        time.sleep(3600)
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "prefill":
-        prefill(int(sys.argv[3]) if len(sys.argv) > 3 else -1)
-    else:
-        decode(sys.argv[2], "--pull" in sys.argv)
+    prefill(int(sys.argv[1]) if sys.argv[1:] else -1)

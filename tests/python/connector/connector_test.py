@@ -1,13 +1,12 @@
 """KvConnector between two engines: pushed and pulled, awaited, bound by a key, given up, and with one of two processes
 killed."""
 import asyncio
+import concurrent.futures
 import contextlib
-import os
 import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import unittest
 from unittest import mock
 
@@ -19,7 +18,8 @@ except ImportError:
     print("skipped: this needs numpy (Debian: python3-numpy)")
     sys.exit(77)
 
-from connector_peer import LAYERS, MODEL, Cache
+from connector_peer import LAYERS, Cache
+from helpers import in_child
 
 PEER = str(pathlib.Path(__file__).with_name("connector_peer.py"))
 TOKENS = list(range(5, 105))
@@ -293,36 +293,24 @@ class Two(unittest.TestCase):
             load.wait(timeout=60)
 
     def test_closed_while_threads_and_loops_wait(self):
-        load, seen = self.load(), []
-
-        def wait(how):
-            try:
-                how()
-            except baton.InvalidParamError as why:
-                seen.append(str(why))
-
-        threads = [threading.Thread(target=wait, args=(how,)) for how in (
-            load.wait, self.decode.wait, self.decode.wait, lambda: asyncio.run(load.layer(0)))]
-        for thread in threads:
-            thread.start()
-        job = self.wait_for_job()
-        job.save_layer(0, self.pages[:1])
-        self.decode.close()
-        for thread in threads:
-            thread.join(60)
-            self.assertFalse(thread.is_alive())
-        self.assertTrue(all("closed" in why for why in seen), seen)
+        load = self.load()
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            waits = [pool.submit(how) for how in (
+                load.wait, self.decode.wait, self.decode.wait, lambda: asyncio.run(load.layer(0)))]
+            job = self.wait_for_job()
+            job.save_layer(0, self.pages[:1])
+            self.decode.close()
+        for why in filter(None, (one.exception() for one in waits)):
+            self.assertIsInstance(why, baton.InvalidParamError)
+            self.assertIn("closed", str(why))
         load.close = None  # nothing of it is left
 
     def test_a_forked_child_has_none(self):
-        child = os.fork()
-        if child == 0:
-            try:
+        def child():
+            with self.assertRaisesRegex(baton.InvalidParamError, "forked"):
                 self.decode.next_job()
-            except baton.InvalidParamError as why:
-                os._exit(0 if "forked" in str(why) else 2)
-            os._exit(1)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+        in_child(child)
         with self.load() as load:
             job = self.wait_for_job()
             for layer in range(LAYERS):
@@ -335,7 +323,7 @@ class Processes(unittest.TestCase):
     def test_prefill_dies(self):
         """In the middle of a load, pushed or pulled: it fails, its blocks are free, and another worker is asked."""
         for pull in (False, True):
-            with self.subTest(pull=pull), baton.KvConnector("decode") as decode, Process("prefill", "--stop-before", "2") as first:
+            with self.subTest(pull=pull), baton.KvConnector("decode") as decode, Process("2") as first:
                 cache = Cache(16, 32, "HND")
                 decode.register_cache(cache.layout)
                 load = decode.load(first.line(), TOKENS, BLOCKS, pull=pull)
@@ -346,13 +334,13 @@ class Processes(unittest.TestCase):
                     load.wait(timeout=60)
                 self.assertEqual(sorted(load.failed_blocks()), sorted(BLOCKS))
                 load.close(60)
-                with Process("prefill") as second, decode.load(second.line(), TOKENS, BLOCKS, pull=pull) as load:
+                with Process() as second, decode.load(second.line(), TOKENS, BLOCKS, pull=pull) as load:
                     self.assertEqual(asyncio.run(asyncio.wait_for(load, 60)), b"100 tokens")
                     self.assertTrue(all(cache.holds(layer, BLOCKS, TOKENS) for layer in range(LAYERS)))
 
     def test_prefill_is_silent(self):
         """One that is stopped answers nothing: its load fails after so long, and not with its timeout of a minute."""
-        with baton.KvConnector("decode") as decode, Process("prefill", "--stop-before", "1") as prefill:
+        with baton.KvConnector("decode") as decode, Process("1") as prefill:
             cache = Cache(16, 32, "HND")
             decode.register_cache(cache.layout)
             load = decode.load(prefill.line(), TOKENS, BLOCKS, silence=3, timeout=3600)
@@ -364,24 +352,6 @@ class Processes(unittest.TestCase):
             prefill.kill(signal.SIGSTOP)
             with self.assertRaises(baton.RemoteDisconnectError):
                 load.wait(1, timeout=60)
-
-    def test_decode_dies(self):
-        """Prefill notices: pushed to, at once; pulled from, when the lease is over. Its blocks are free then."""
-        for pull in ([], ["--pull"]):
-            with self.subTest(pull=pull), baton.KvConnector("prefill", allow_pull=True) as prefill:
-                cache, pages = Cache(32, 16, "NHD"), list(range(7))
-                prefill.register_cache(cache.layout)
-                with Process("decode", prefill.address, *pull) as decode:
-                    job = asyncio.run(asyncio.wait_for(prefill.job(), 60))
-                    cache.compute(0, pages, job.tokens)
-                    job.save_layer(0, pages)
-                    self.assertEqual(decode.line(), "has a layer")
-                    self.assertTrue(job.wanted)
-                while job.wanted:
-                    with contextlib.suppress(baton.BatonTimeoutError):
-                        prefill.wait(1)
-                job.finish(error="nobody wants it")
-                job.wait_saved(60)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """What engines, proxies and peers do wrong with hand-offs: orders that make no sense, names that are used twice, queues
 that are full, ends in the midst of it. Each load ends, each block is free again, and nobody gets another's KV."""
+import concurrent.futures
 import os
 import resource
 import subprocess
 import sys
-import threading
 import unittest
 import unittest.mock
 
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run, Shard
 from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, Pair, order
+from helpers import in_child
 
 CHILD = """
 import baton
@@ -241,15 +242,13 @@ class Ends(Pair):
 
     def test_a_forked_child_has_none(self):
         half = running("parent")
-        child = os.fork()
-        if child == 0:
-            try:
+
+        def child():
+            with self.assertRaises(baton.InvalidParamError):
                 half.loads.start(Order("r", "t", "nobody", "127.0.0.1:1", [Run(0, [1])], [(0, TOKENS)]))
-            except baton.InvalidParamError:
-                half.close()
-                os._exit(0)
-            os._exit(1)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+            half.close()
+
+        in_child(child)
         self.assertEqual(half.loads.take().requests, set())
         half.close()
 
@@ -272,16 +271,13 @@ class Ends(Pair):
         def load():
             for number in sorted(wanted):
                 b.loads.start(Order(number, number, "a", f"127.0.0.1:{a.agent.port}", [Run(0, [1])], [(0, TOKENS)]))
-        threads = [threading.Thread(target=each) for each in (save, load)]
-        for thread in threads:
-            thread.start()
         ended, failed = set(), set()
-        while ended != wanted or free != wanted:
-            done = b.loads.take(0.01)
-            ended, failed = ended | done.requests, failed | done.failed
-            free |= a.sends.finished()
-        for thread in threads:
-            thread.join()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            pool.submit(save), pool.submit(load)
+            while ended != wanted or free != wanted:
+                done = b.loads.take(0.01)
+                ended, failed = ended | done.requests, failed | done.failed
+                free |= a.sends.finished()
         a.close(), b.close()
         self.assertFalse(failed)
 

@@ -9,6 +9,7 @@ import time
 import unittest
 
 from baton.kv_store import KvStore, Names, names_of
+from helpers import in_threads
 from store_process import PATIENCE, Between, WithStore, until
 
 
@@ -305,11 +306,7 @@ class Client(WithStore):
                 got = client.get([key(i) for i in numbers], memory)
                 wrong.extend(i for i, right, room in zip(numbers, got, memory) if not right or bytes(room) != block(i))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        in_threads(work, range(8))
         self.assertEqual(wrong, [])
 
     def test_threads_while_the_store_is_killed_stopped_and_started(self):

@@ -1,10 +1,8 @@
 """`baton kv_store` in a process of its own, and somebody between it and its clients who changes what they say."""
-import contextlib
 import ctypes
 import logging
 import os
 import pathlib
-import random
 import signal
 import socket
 import subprocess
@@ -13,17 +11,11 @@ import threading
 import time
 import unittest
 
+from ports import free_ports
+
 COMMAND = sys.argv.pop(1)  # of a test's command line: the command `baton`
 PATIENCE = 60  # s: no test takes so long unless it hangs
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-
-
-def quiet_port():
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
 
 
 class Store:
@@ -31,7 +23,7 @@ class Store:
     store is not there."""
 
     def __init__(self, memory_mib=64):
-        self.memory_mib, self.port, self.process = memory_mib, quiet_port(), None
+        self.memory_mib, self.port, self.process = memory_mib, free_ports(1), None
         self.start()
 
     def start(self):
@@ -82,11 +74,7 @@ class Between:
 
     def close(self):
         self._go_on.set()
-        for one in self._sockets:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        end_all(self._sockets)
         for thread in self._threads:
             thread.join()
         for one in self._sockets:
@@ -125,11 +113,16 @@ class Between:
                 other.sendall(changed)
         except OSError:
             pass
-        for end in (one, other):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        end_all((one, other))
+
+
+def end_all(sockets):
+    """Whoever reads from one of them is told that it has ended."""
+    for one in sockets:
+        try:
+            one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
 
 
 def until(condition):

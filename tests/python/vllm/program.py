@@ -59,6 +59,16 @@ def many(url, asked, seed):
     return out
 
 
+def alone(name, arguments, ask_all, flags=()):
+    """What one server answers by itself."""
+    one = Server(name, arguments.model, 18190, arguments.logs, flags=flags).start()
+    try:
+        one.ready()
+        return ask_all(one.url)
+    finally:
+        one.close()
+
+
 def compare(what, asked, got, expected):
     """How many answers are not what they should be."""
     wrong = 0
@@ -130,15 +140,15 @@ def faults(arguments, asked, expected):
             wire.close()
 
 
-def flips(arguments, asked, expected):
+def flips(arguments, asked, expected, name="flips", port=18600, what="a bit flipped in every load"):
     """A bit of every load is another when it arrives; how many answers are wrong, or loads believed."""
-    with Pair("flips", "baton", 18600, arguments, module="flipping") as pair:
-        wrong = all_the_same("a bit flipped in every load", asked, many(pair.proxy.url, asked, arguments.seed), expected)
+    with Pair(name, "baton", port, arguments, module="flipping") as pair:
+        wrong = all_the_same(what, asked, many(pair.proxy.url, asked, arguments.seed), expected)
         found = pair.decode.said("has a wrong checksum")
         time.sleep(2.5)
         believed = pair.decode.rate()[0]
         print(f"; {found} wrong checksums found, {believed} loads believed", flush=True)
-        return wrong + believed + (not found) + no_leak("flips", pair)
+        return wrong + believed + (not found) + no_leak(name, pair)
 
 
 def strangers(arguments, asked, expected):
@@ -178,12 +188,7 @@ def hybrid(arguments):
     with tempfile.TemporaryDirectory() as folder:
         hybrid_model.write(arguments.model, folder)
         theirs = argparse.Namespace(**{**vars(arguments), "model": folder})
-        one = Server("hybrid-one", folder, 18190, arguments.logs).start()
-        try:
-            one.ready()
-            expected = {how: many(one.url, some, seed) for how, some in asked.items()}
-        finally:
-            one.close()
+        expected = alone("hybrid-one", theirs, lambda url: {how: many(url, some, seed) for how, some in asked.items()})
         wrong = sum(answer[0] != 200 for some in expected.values() for answer in some)
         with Pair("hybrid", "baton", 18800, theirs) as pair:
             for how in ("in turn", "together"):
@@ -196,15 +201,8 @@ def hybrid(arguments):
             groups = pair.decode.said("6 layers in 3 groups")
             print(f"a hybrid model: {loads} loads believed, {lost} computed at decode")
             wrong += lost + (not loads) + (not groups) + no_leak("hybrid", pair)
-        with Pair("hybrid-flips", "baton", 18850, theirs, module="flipping") as pair:
-            how = "with a bit flipped"
-            wrong += all_the_same(f"a hybrid model, {how}", asked[how], many(pair.proxy.url, asked[how], seed),
-                                  expected[how])
-            found = pair.decode.said("has a wrong checksum")
-            time.sleep(2.5)
-            believed = pair.decode.rate()[0]
-            print(f"; {found} wrong checksums found, {believed} loads believed", flush=True)
-            return wrong + believed + (not found) + no_leak("hybrid-flips", pair)
+        how = "with a bit flipped"
+        return wrong + flips(theirs, asked[how], expected[how], "hybrid-flips", 18850, f"a hybrid model, {how}")
 
 
 def reshard(arguments):
@@ -221,12 +219,7 @@ def reshard(arguments):
             name, kind = f"reshard-{number}", ["--dtype", dtype]
             asked = [questions(seed + i, count) for i in range(2)]
             theirs = argparse.Namespace(**{**vars(arguments), "model": model})
-            one = Server(name + "-one", model, 18190, arguments.logs, flags=kind).start()
-            try:
-                one.ready()
-                expected = [many(one.url, some, seed) for some in asked]
-            finally:
-                one.close()
+            expected = alone(name + "-one", theirs, lambda url: [many(url, some, seed) for some in asked], kind)
             with Pair(name, "baton", 19000, theirs, flags=[each + kind for each in flags]) as pair:
                 for i, end in enumerate(("prefill", "decode")):
                     if i:
@@ -265,13 +258,9 @@ def main():
             strangers: questions(seed + 4, arguments.strangers)}
     expected = expected_hurt = {}
     if any((*asked.values(), *hurt.values())):
-        one = Server("one", arguments.model, 18190, arguments.logs).start()
-        try:
-            one.ready()
-            expected = {how: many(one.url, some, seed) for how, some in asked.items()}
-            expected_hurt = {how: [ask(one.url, question) for question in some] for how, some in hurt.items()}
-        finally:
-            one.close()
+        expected, expected_hurt = alone("one", arguments, lambda url: (
+            {how: many(url, some, seed) for how, some in asked.items()},
+            {how: [ask(url, question) for question in some] for how, some in hurt.items()}))
     if any(answer[0] != 200 for some in (*expected.values(), *expected_hurt.values()) for answer in some):
         sys.exit("one server alone did not answer everything")
 

@@ -1,0 +1,39 @@
+"""What several tests do: calls in threads and in a forked child, and calls that are refused."""
+import concurrent.futures
+import os
+import traceback
+import unittest
+import warnings
+
+
+def in_threads(work, arguments):
+    """work(argument) for each in a thread of its own, all at once; raises what the first of them raised."""
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(work, arguments))
+
+
+def in_child(body):
+    """Runs it in a forked child, which ends there without the interpreter's end; it must raise nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0, "the child failed"
+
+
+class Refusing(unittest.TestCase):
+    def refused(self, kind, call, *words):
+        """The text of the exception of this kind, with these words in it, that call() raises."""
+        with self.assertRaises(kind) as raised:
+            call()
+        for word in words:
+            self.assertIn(word, str(raised.exception))
+        return str(raised.exception)
