@@ -22,7 +22,7 @@ static_assert(sizeof(Result) == 4);
 
 // ncclDebugLogLevel and the subsystems (NCCL_DEBUG_SUBSYS) that this plugin speaks for.
 enum class LogLevel : int { kWarn = 2, kInfo = 3 };
-inline constexpr unsigned long kInitLog = 1, kNetLog = 16, kEnvLog = 128;
+inline constexpr unsigned long kInitLog = 1, kNetLog = 16, kTuningLog = 64, kEnvLog = 128;
 
 using Logger = void (*)(LogLevel level, unsigned long subsystems, const char* file, int line,
                         const char* format, ...);
@@ -37,5 +37,9 @@ inline constexpr size_t kHandleBytes = 128;  // NCCL_NET_HANDLE_MAXSIZE
 
 // The kinds of memory: `type` of registrations, and what a device supports (ptrSupport).
 inline constexpr int kHostPointer = 1, kCudaPointer = 2, kDmaBufPointer = 4;
+
+// ncclDataType_t and ncclRedOp_t are passed on as numbers.
+using DataType = int;
+using RedOp = int;
 
 }  // namespace baton::nccl

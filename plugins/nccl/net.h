@@ -28,6 +28,7 @@ inline constexpr uint32_t kGroups = 32;     // in flight on a comm (NCCL_NET_MAX
 inline constexpr uint32_t kSends = kGroups * kMostReceives;
 inline constexpr std::chrono::milliseconds kMostClosing{20};  // for what is under way to end
 inline constexpr size_t kMostBytes = size_t{1} << 40;         // of a message
+inline constexpr size_t kMostBytesV8 = size_t{1} << 30;       // sizes are ints there
 
 // A receiver's permission to write a message, as it lies in the sender's ring. Little-endian.
 struct Grant {

@@ -29,6 +29,7 @@ TEST(NcclLibrary, ShowsNothingButItsDoors) {
   }
   for (int version = 8; version <= 12; ++version) {
     EXPECT_THAT(shown, testing::Contains(absl::StrCat("ncclNetPlugin_v", version)));
+    EXPECT_THAT(shown, testing::Contains(absl::StrCat("ncclCollNetPlugin_v", version)));
   }
   EXPECT_THAT(shown, testing::IsSupersetOf({"ncclEnvPlugin_v1", "ncclEnvPlugin_v2"}));
   const std::string needed = output_of("readelf -d " BATON_NCCL_PLUGIN);
@@ -39,6 +40,26 @@ TEST(NcclLibrary, ShowsNothingButItsDoors) {
 TEST(NcclLibrary, HasNoVersionThatNcclDoesNotKnow) {
   EXPECT_FALSE(AnyNet::load(BATON_NCCL_PLUGIN, 7).ok());
   EXPECT_FALSE(AnyNet::load(BATON_NCCL_PLUGIN, 13).ok());
+}
+
+// CollNet: every version answers that there is no device, and has no function that NCCL would call.
+TEST(NcclLibrary, ReducesNothingInTheNetwork) {
+  void* const library = dlopen(BATON_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  for (int version = 8; version <= 12; ++version) {
+    struct Head {
+      const char* name;
+      void* init;
+      Devices devices;
+    };
+    const auto* const table = static_cast<const Head*>(
+        dlsym(library, absl::StrCat("ncclCollNetPlugin_v", version).c_str()));
+    ASSERT_NE(table, nullptr);
+    EXPECT_STREQ(table->name, "Baton");
+    int count = -1;
+    EXPECT_EQ(table->devices(&count), Result::kSuccess);
+    EXPECT_EQ(count, 0);
+  }
 }
 
 std::string installed_nccl() {

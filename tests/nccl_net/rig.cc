@@ -125,9 +125,14 @@ void NetRig::turn() {
 }
 
 void NetRig::until(const std::function<bool()>& fact, CallSite from) {
+  static const uint64_t most = number_of("NCCL_NET_ROUNDS", 0);
   const auto state = [] { return testing::PrintToString(NetLog::lines(LogLevel::kWarn)); };
-  baton::until(
-      fact, [&] { turn(); }, state, from);
+  uint64_t rounds = 0;
+  const auto next = [&] {
+    if (++rounds == most) give_up(state(), from);
+    turn();
+  };
+  baton::until(fact, next, state, from);
 }
 
 NetRig::Ends NetRig::connect() {

@@ -34,6 +34,7 @@ class NetRig {
   size_t workers() const { return workers_.size(); }  // that Baton's plugin has made
   // Lets what is under way go on.
   void turn();
+  // NCCL_NET_ROUNDS: it gives up behind so many turns, and not by a clock (`mutants`).
   void until(const std::function<bool()>& fact, CallSite from = CallSite::here());
 
   struct Ends {
