@@ -137,48 +137,26 @@ struct NetV8 {
 };
 static_assert(sizeof(NetV8) == 152 && offsetof(NetV8, send) == 80 && offsetof(NetV8, test) == 104);
 
-struct NetV9 {
-  const char* name;
-  Result (*init)(Logger log);
-  Devices devices;
-  Result (*properties)(int device, PropertiesV9* out);
-  ListenV8 listen;
-  Result (*connect)(int device, void* handle, void** comm, NetDeviceHandle** out);
-  Accept accept;
-  Register register_memory;
-  RegisterDmaBuf register_dma_buf;
-  Deregister deregister;
-  Result (*send)(void* comm, void* data, size_t size, int tag, void* memory, void** request);
-  Result (*receive)(void* comm, int count, void** data, size_t* sizes, int* tags, void** memory,
-                    void** request);
-  Flush flush;
-  Test test;
-  Close close_send, close_receive, close_listen;
-  DeviceMemory device_memory;
-  Consumed consumed;
-  Result (*make_virtual)(int* device, VirtualDevice<4>* of);
-};
-static_assert(sizeof(NetV9) == 160 && offsetof(NetV9, make_virtual) == 152);
-
 using SendV10 = Result (*)(void* comm, void* data, size_t size, int tag, void* memory,
                            void* profiled, void** request);
 using ReceiveV10 = Result (*)(void* comm, int count, void** data, size_t* sizes, int* tags,
                               void** memory, void** profiled, void** request);
 
-struct NetV10 {
+// v9 and v10 differ in what a profiler and a configuration are given to.
+template <typename Init, typename Connect, typename Send, typename Receive>
+struct NetSinceV9 {
   const char* name;
-  Result (*init)(Logger log, ProfilerCallback profiler);
+  Init init;
   Devices devices;
   Result (*properties)(int device, PropertiesV9* out);
   ListenV8 listen;
-  Result (*connect)(int device, NetConfig* config, void* handle, void** comm,
-                    NetDeviceHandle** out);
+  Connect connect;
   Accept accept;
   Register register_memory;
   RegisterDmaBuf register_dma_buf;
   Deregister deregister;
-  SendV10 send;
-  ReceiveV10 receive;
+  Send send;
+  Receive receive;
   Flush flush;
   Test test;
   Close close_send, close_receive, close_listen;
@@ -186,7 +164,18 @@ struct NetV10 {
   Consumed consumed;
   Result (*make_virtual)(int* device, VirtualDevice<4>* of);
 };
-static_assert(sizeof(NetV10) == 160 && offsetof(NetV10, test) == 104);
+using NetV9 = NetSinceV9<Result (*)(Logger log),
+                         Result (*)(int device, void* handle, void** comm, NetDeviceHandle** out),
+                         Result (*)(void* comm, void* data, size_t size, int tag, void* memory,
+                                    void** request),
+                         Result (*)(void* comm, int count, void** data, size_t* sizes, int* tags,
+                                    void** memory, void** request)>;
+using NetV10 = NetSinceV9<Result (*)(Logger log, ProfilerCallback profiler),
+                          Result (*)(int device, NetConfig* config, void* handle, void** comm,
+                                     NetDeviceHandle** out),
+                          SendV10, ReceiveV10>;
+static_assert(sizeof(NetV9) == 160 && sizeof(NetV10) == 160);
+static_assert(offsetof(NetV9, make_virtual) == 152 && offsetof(NetV10, test) == 104);
 
 // v11 and v12 differ in the properties and in virtual devices.
 template <typename Properties, int kDevices>

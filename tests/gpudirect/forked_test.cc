@@ -173,6 +173,14 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     ASSERT_TRUE(tickets->begin(stream).ok());
     ASSERT_TRUE(tickets->mark(stream, 1).ok());
 
+    const auto end_all = [&] {  // but the device
+      tickets.reset();
+      gates.reset();
+      copies.reset();
+      ring.reset();
+      buffer.reset();
+      launcher.reset();
+    };
     in_a_child([&] {
       expect_told(gates->after(stream, Clock::steady().now()).status());
       expect_told(tickets->mark(stream, 2));
@@ -181,12 +189,7 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
       expect_told(buffer->put(0, absl::MakeConstSpan(bytes).first(64)));
       expect_told(buffer->get(0, absl::MakeSpan(bytes).first(64)));
       expect_told(device->alive());
-      tickets.reset();
-      gates.reset();
-      copies.reset();
-      ring.reset();
-      buffer.reset();
-      launcher.reset();
+      end_all();
       device.reset();
     });
 
@@ -202,12 +205,7 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     std::vector<uint32_t> told;
     ASSERT_TRUE(tickets->poll([&](uint64_t, uint32_t layer) { told.push_back(layer); }).ok());
     EXPECT_EQ(told, std::vector<uint32_t>{1});
-    tickets.reset();
-    gates.reset();
-    copies.reset();
-    ring.reset();
-    buffer.reset();
-    launcher.reset();
+    end_all();
     device->give_back([&] { driver.cuStreamDestroy(stream); });
     device.reset();
   }

@@ -97,15 +97,12 @@ std::string json_of(const KernelRow& row) {
       R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f, "TFLOP/s": %.2f)",
       row.name, row.shape, row.microseconds, row.gigabytes_per_second, row.of_copy, row.teraflops);
   if (row.of_floor > 0) absl::StrAppendFormat(&out, R"(, "of_floor": %.3f)", row.of_floor);
-  if (row.of_blas > 0) absl::StrAppendFormat(&out, R"(, "of_blas": %.3f)", row.of_blas);
-  const auto add_goal = [&](const char* of, double goal, double reached) {
-    if (goal == 0) return;
-    absl::StrAppendFormat(&out, R"(, "goal": "%s >= %.2f", "met": %s)", of, goal,
-                          reached >= goal ? "true" : "false");
-  };
-  const bool floor = row.of_floor > 0;
-  add_goal(floor ? "of_floor" : "of_copy", row.goal, floor ? row.of_floor : row.of_copy);
-  add_goal("of_blas", row.blas_goal, row.of_blas);
+  if (row.goal > 0) {
+    const bool floor = row.of_floor > 0;
+    absl::StrAppendFormat(&out, R"(, "goal": "%s >= %.2f", "met": %s)",
+                          floor ? "of_floor" : "of_copy", row.goal,
+                          (floor ? row.of_floor : row.of_copy) >= row.goal ? "true" : "false");
+  }
   return out + "}";
 }
 

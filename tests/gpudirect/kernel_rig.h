@@ -2,7 +2,6 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
@@ -88,14 +87,11 @@ struct KernelRow {
   double teraflops = 0;             // of what multiplies
   double of_floor = 0;              // of the least bytes at that rate; 0: those it moves are
   double goal = 0;                  // for of_floor where it is told, or else of_copy; 0: none
-  double of_blas = 0;               // of cuBLASLt's rate for the same product; 0: not compared
-  double blas_goal = 0;             // for of_blas; 0: none
 };
 // Times, with `bytes` in each of the larger arrays: 64 MiB and more for a rate that means
-// something. Products by `blas` too, if it is there.
+// something.
 absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
-                                                    size_t bytes, int repeats,
-                                                    const CublasLt* blas = nullptr);
+                                                    size_t bytes, int repeats);
 std::string json_of(const KernelRow& row);
 
 }  // namespace baton::gpudirect

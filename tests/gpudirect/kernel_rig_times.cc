@@ -1,7 +1,6 @@
 // Times of kernels beside the rate of a plain copy on the device.
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
-#include "tests/gpudirect/reference/blas_times.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -166,15 +165,12 @@ void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stre
 }
 
 // Products with a square weight, of single tokens, of batches and of a prompt. The floor of a few
-// rows is the weight's bytes, each read once, of many what the device multiplies in a second, for
-// which cuBLASLt stands.
-void time_products(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
-                   DevicePointer from, DevicePointer to, size_t bytes, const CublasLt* blas) {
-  constexpr size_t kWorkspace = 32 << 20;
+// rows is the weight's bytes, each read once.
+void time_products(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
+                   DevicePointer to, size_t bytes) {
   uint32_t side = 64;
   while (size_t{side} * side * 32 <= bytes) side *= 2;  // so that a prompt's a and c fit too
   const DevicePointer rounded = times.numbers(size_t{side} * side * 2);
-  const DevicePointer workspace = blas != nullptr ? rig.allocate(kWorkspace) : 0;
   for (const uint32_t m : {1u, 4u, 16u, side / 64, side / 16, side}) {
     const kernels::Gemm product{.a = pointer_of<const float>(from),
                                 .w = pointer_of<const uint16_t>(from),
@@ -194,14 +190,6 @@ void time_products(Times& times, KernelRig& rig, const Launcher& launcher, Strea
     times.row(
         "gemm bf16", shape, moved, [&] { return launcher.multiply_bf16(product, stream); },
         operations, goal);
-    if (blas == nullptr || !times.status.ok()) continue;
-    const auto by_blas = product_by_blas(*blas, product, workspace, kWorkspace, stream);
-    if (!by_blas.ok()) continue;
-    const size_t ours = times.rows.size() - 1;
-    times.row("cublaslt bf16", shape, moved, *by_blas, operations);
-    if (!times.status.ok()) continue;
-    times.rows[ours].of_blas = times.rows.back().microseconds / times.rows[ours].microseconds;
-    if (m == side) times.rows[ours].blas_goal = 0.55;
   }
   // Gradients of weights, and a product of activations: of half the side, for the same bytes in
   // each array, and of a small model.
@@ -304,8 +292,7 @@ void time_steps(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
 }  // namespace
 
 absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
-                                                    size_t bytes, int repeats,
-                                                    const CublasLt* blas) {
+                                                    size_t bytes, int repeats) {
   rig.clear();
   Times times(rig, repeats);
   const Stream stream = rig.stream();
@@ -325,7 +312,7 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
   time_attention(times, rig, launcher, stream, from, bytes, 32768, 4, 0);
   constexpr size_t kOneContext = 4096 * 8 * 2 * 128 * 2;  // that of one sequence
   time_attention(times, rig, launcher, stream, from, std::min(bytes, kOneContext), 4096, 4, 0);
-  time_products(times, rig, launcher, stream, from, to, bytes, blas);
+  time_products(times, launcher, stream, from, to, bytes);
   time_prefill(times, rig, launcher, stream, from, bytes);
   time_steps(times, rig, launcher, stream, from, other, to, bytes);
   if (!times.status.ok()) return times.status;

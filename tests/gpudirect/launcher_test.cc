@@ -3,7 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "gpudirect/device_memory.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -32,15 +32,7 @@ class LauncherTest : public testing::Test {
     arguments.sources[0] = arguments.sources[1] = reinterpret_cast<const void*>(values);
     return launcher_->reduce_sum(arguments, 4, device_->stream(Direction::kToHost));
   }
-  void write(DevicePointer at, const std::vector<float>& values) {
-    fake_.write(at, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
-  }
-  std::vector<float> read(DevicePointer at, size_t count) {
-    const std::string bytes = fake_.read(at, count * sizeof(float));
-    std::vector<float> out(count);
-    std::memcpy(out.data(), bytes.data(), bytes.size());
-    return out;
-  }
+  std::vector<float> read(DevicePointer at) { return read_floats(fake_, at, 3); }
   std::vector<std::string> finish() {
     launcher_.reset();
     device_.reset();
@@ -54,15 +46,15 @@ class LauncherTest : public testing::Test {
 
 TEST_F(LauncherTest, AKernelRunsWhenItsStreamComesToIt) {
   const DevicePointer memory = fake_.allocate(2 << 20);
-  write(memory, {1, 2, 3});
+  write_floats(fake_, memory, {1, 2, 3});
   ASSERT_TRUE(add_twice(memory + 4096, memory, 3).ok());
   ASSERT_TRUE(add_twice(memory + 8192, memory + 4096, 3).ok());
-  EXPECT_NE(read(memory + 4096, 3), (std::vector<float>{2, 4, 6}));
+  EXPECT_NE(read(memory + 4096), (std::vector<float>{2, 4, 6}));
   fake_.run(1);
-  EXPECT_EQ(read(memory + 4096, 3), (std::vector<float>{2, 4, 6}));
-  EXPECT_NE(read(memory + 8192, 3), (std::vector<float>{4, 8, 12}));
+  EXPECT_EQ(read(memory + 4096), (std::vector<float>{2, 4, 6}));
+  EXPECT_NE(read(memory + 8192), (std::vector<float>{4, 8, 12}));
   fake_.run_all();
-  EXPECT_EQ(read(memory + 8192, 3), (std::vector<float>{4, 8, 12}));
+  EXPECT_EQ(read(memory + 8192), (std::vector<float>{4, 8, 12}));
   fake_.free(memory);
   EXPECT_THAT(finish(), IsEmpty());
 }

@@ -3,8 +3,8 @@
 #include "gpudirect/copies/planner.h"
 
 #include "gpudirect/copies/copier.h"
-#include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -90,14 +90,12 @@ TEST(Planner, TheCheapestIsChosenWhereItCanBeTaken) {
               HasSubstr("8 pieces, 8192 bytes, to host: packed 0.0 us, single 1000.0 us"));
 }
 
-class CopierTest : public testing::Test {
+class CopierTest : public WithDevice {
  protected:
   static constexpr size_t kBytes = 10 << 20;  // at each end: more than is packed at a time
+  static constexpr CopyRoute kRoute = CopyRoute::kOnDevice;  // of two pieces
 
-  explicit CopierTest(FakeOptions options = {.memory_bytes = 64 << 20})
-      : fake_(std::move(options)) {
-    device_ = *Device::open(FakeDriver::driver(), 0);
-    launcher_ = *Launcher::load(*device_, FakeDriver::image());
+  CopierTest() : WithDevice({.memory_bytes = 64 << 20}) {
     auto copier = Copier::open(*device_, launcher_.get(), device_->stream(Direction::kToHost));
     EXPECT_TRUE(copier.ok()) << copier.status();
     copier_ = *std::move(copier);
@@ -113,10 +111,6 @@ class CopierTest : public testing::Test {
       device_->driver().cuMemHostUnregister(host_.data());
     }
     fake_.free(memory_);
-    copier_.reset();
-    launcher_.reset();
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), IsEmpty());
   }
   DevicePointer from(CopyRoute route) const {
     return route == CopyRoute::kToDevice ? address(host_) : memory_;
@@ -144,6 +138,15 @@ class CopierTest : public testing::Test {
       fake_.write(at, bytes);
     }
   }
+  // Two pieces that lie apart, and whether they came.
+  std::vector<CopyPiece> two(size_t at) const {
+    const DevicePointer source = from(kRoute) + at, target = to(kRoute) + at;
+    return {{source, target, 100}, {source + 200, target + 300, 100}};
+  }
+  void expect_two(size_t at, const std::string& source) {
+    EXPECT_EQ(fake_.read(to(kRoute) + at, 100), source.substr(at, 100));
+    EXPECT_EQ(fake_.read(to(kRoute) + at + 300, 100), source.substr(at + 200, 100));
+  }
   // Copies and compares with a copy on the host.
   void expect_copied(CopyRoute route, const std::vector<CopyPiece>& pieces) {
     const std::string source = bytes_at(from(route));
@@ -157,9 +160,6 @@ class CopierTest : public testing::Test {
     EXPECT_TRUE(bytes_at(to(route)) == wanted);
   }
 
-  FakeDriver fake_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<Copier> copier_;
   DevicePointer memory_ = 0;
   std::string host_;
@@ -245,42 +245,25 @@ TEST_F(CopierTest, PiecesThatWriteTheSameBytesAreNoBatch) {
 // Five launches, and lists for four: the last goes without.
 TEST_F(CopierTest, WhenAllListsAreInUseItGoesWithoutKernels) {
   copier_->set_table(costs_that_favour(CopyWay::kKernel));
-  const CopyRoute route = CopyRoute::kOnDevice;
-  fill(from(route), 1);
-  const std::string source = bytes_at(from(route));
-  for (size_t i = 0; i < 12; ++i) {
-    const std::vector<CopyPiece> two = {
-        {from(route) + i * 4096, to(route) + i * 4096, 100},
-        {from(route) + i * 4096 + 200, to(route) + i * 4096 + 300, 100}};
-    ASSERT_TRUE(copier_->copy(route, two).ok());
-  }
+  fill(from(kRoute), 1);
+  const std::string source = bytes_at(from(kRoute));
+  for (size_t i = 0; i < 12; ++i) ASSERT_TRUE(copier_->copy(kRoute, two(i * 4096)).ok());
   fake_.run_all();
-  for (size_t i = 0; i < 12; ++i) {
-    EXPECT_EQ(fake_.read(to(route) + i * 4096, 100), source.substr(i * 4096, 100));
-    EXPECT_EQ(fake_.read(to(route) + i * 4096 + 300, 100), source.substr(i * 4096 + 200, 100));
-  }
+  for (size_t i = 0; i < 12; ++i) expect_two(i * 4096, source);
 }
 
 // A launch whose mark could not be made still reads its list: the next one gets another.
 TEST_F(CopierTest, AListThatALaunchStillReadsIsNotUsedAgain) {
-  const CopyRoute route = CopyRoute::kOnDevice;
-  fill(from(route), 1);
-  const std::string source = bytes_at(from(route));
-  const auto two = [&](size_t at) {
-    return std::vector<CopyPiece>{{from(route) + at, to(route) + at, 100},
-                                  {from(route) + at + 200, to(route) + at + 300, 100}};
-  };
+  fill(from(kRoute), 1);
+  const std::string source = bytes_at(from(kRoute));
   for (int i = 0; i < 20; ++i) {  // what the stream has to do before
-    ASSERT_TRUE(copier_->copy_by(CopyWay::kSingle, route, two(8192)).ok());
+    ASSERT_TRUE(copier_->copy_by(CopyWay::kSingle, kRoute, two(8192)).ok());
   }
   fake_.fail_next("cuEventRecord", kOutOfMemory);
-  EXPECT_FALSE(copier_->copy_by(CopyWay::kKernel, route, two(0)).ok());
-  ASSERT_TRUE(copier_->copy_by(CopyWay::kKernel, route, two(4096)).ok());
+  EXPECT_FALSE(copier_->copy_by(CopyWay::kKernel, kRoute, two(0)).ok());
+  ASSERT_TRUE(copier_->copy_by(CopyWay::kKernel, kRoute, two(4096)).ok());
   fake_.run_all();
-  for (const size_t at : {0, 4096}) {
-    EXPECT_EQ(fake_.read(to(route) + at, 100), source.substr(at, 100));
-    EXPECT_EQ(fake_.read(to(route) + at + 300, 100), source.substr(at + 200, 100));
-  }
+  for (const size_t at : {0, 4096}) expect_two(at, source);
 }
 
 TEST_F(CopierTest, MeasuringFillsTheTable) {

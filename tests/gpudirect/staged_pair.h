@@ -77,6 +77,12 @@ class StagedPair : public testing::Test {
     };
     baton::until(fact, turn, state, from);
   }
+  void turn(size_t rounds) {
+    for (size_t i = 0; i < rounds; ++i) {
+      a_.worker->progress();
+      b_.worker->progress();
+    }
+  }
   TransferRequest request(Op op, bool near, bool far, size_t bytes = 600'000, size_t at = 0) {
     return {.op = op,
             .peer = a_.peer,

@@ -68,10 +68,7 @@ TEST_P(BatonNet, ReceivesBehindAClosedSenderAreErrors) {
   Result result = Result::kSuccess;
   until([&] {
     void* request = nullptr;
-    void* data = lane.in.data();
-    size_t size = 10;
-    int tag = 0;
-    result = net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &request);
+    result = net().receive_one(lane.ends.receive, lane.in.data(), 10, 0, lane.in_memory, &request);
     if (request != nullptr) result = lane.fails(request);
     return result != Result::kSuccess;
   });

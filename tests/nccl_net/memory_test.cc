@@ -42,14 +42,10 @@ TEST_P(BatonNet, SendsOutsideOfRegisteredMemoryAreErrors) {
 TEST_P(BatonNet, ReceivesOutsideOfRegisteredMemoryAreErrors) {
   Lane lane(rig, 4'096);
   void* request = nullptr;
-  void* data = lane.in.data() + 1;
-  size_t size = 4'096;
-  int tag = 0;
-  EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &request),
-            Result::kInvalidArgument);
-  void* nothing = nullptr;
-  EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &nothing, &request),
-            Result::kInvalidArgument);
+  for (void* const memory : {lane.in_memory, static_cast<void*>(nullptr)}) {
+    EXPECT_EQ(net().receive_one(lane.ends.receive, lane.in.data() + 1, 4'096, 0, memory, &request),
+              Result::kInvalidArgument);
+  }
   EXPECT_EQ(request, nullptr);
   lane.exchange({0, 4'096, 0}, 0);
 }
@@ -75,13 +71,12 @@ TEST_P(BatonNet, GroupsOfNoneOrNineOrAThousandAreErrors) {
 TEST_P(BatonNet, NegativeAndHugeSizesAreErrors) {
   Lane lane(rig, 1'000);
   void* request = nullptr;
-  void* data = lane.in.data();
-  int tag = 0;
-  for (size_t size :
+  for (const size_t size :
        {static_cast<size_t>(-1), static_cast<size_t>(-4'096), (size_t{1} << 40) + 1}) {
     if (GetParam().version == 8 && static_cast<int>(size) >= 0) continue;  // an int cannot say it
-    EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &request),
-              Result::kInvalidArgument);
+    EXPECT_EQ(
+        net().receive_one(lane.ends.receive, lane.in.data(), size, 0, lane.in_memory, &request),
+        Result::kInvalidArgument);
     EXPECT_EQ(request, nullptr);
   }
   void* const receive = lane.receive({{0, 1'000, 0}});
@@ -112,12 +107,9 @@ TEST_P(BatonNet, NoBytesNeedNoMemory) {
   Lane lane(rig, 100);
   void* memory = nullptr;
   ASSERT_EQ(net().register_memory(lane.ends.send, lane.out.data(), 0, &memory), Result::kSuccess);
-  void* data = nullptr;
-  size_t size = 0;
-  int tag = 6;
-  void *nothing = nullptr, *receive = nullptr, *send = nullptr;
+  void *receive = nullptr, *send = nullptr;
   until([&] {
-    EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &nothing, &receive),
+    EXPECT_EQ(net().receive_one(lane.ends.receive, nullptr, 0, 6, nullptr, &receive),
               Result::kSuccess);
     return receive != nullptr || HasFailure();
   });

@@ -44,10 +44,9 @@ int receive_for_ever(const std::string& provider) {
   if (rig.net().register_memory(comm, pages.data(), kBytes, &memory) != Result::kSuccess) return 1;
   std::deque<void*> requests;
   for (Result result = Result::kSuccess; result == Result::kSuccess;) {
-    void *request = nullptr, *data = pages.data();
-    size_t size = kBytes;
-    int tag = 0, done = 0;
-    result = rig.net().receive(comm, 1, &data, &size, &tag, &memory, &request);
+    void* request = nullptr;
+    int done = 0;
+    result = rig.net().receive_one(comm, pages.data(), kBytes, 0, memory, &request);
     if (request != nullptr) requests.push_back(request);
     if (result != Result::kSuccess || requests.empty()) continue;
     result = rig.net().test(requests.front(), &done, nullptr);
@@ -90,7 +89,19 @@ int send_for_ever(const std::string& provider, const std::string& hex) {
   return 0;
 }
 
-class Processes : public testing::TestWithParam<std::string> {
+// A comm with a peer in another process.
+class WithPeer : public testing::TestWithParam<std::string> {
+ public:
+  AnyNet& net() { return rig.net(); }
+
+  NetRig rig;
+  std::optional<PeerProcess> peer;
+  Pages pages{kBytes};
+  void* comm = nullptr;
+  void* memory = nullptr;
+};
+
+class Processes : public WithPeer {
  public:
   void SetUp() override {
     NetLog::forget();
@@ -113,13 +124,9 @@ class Processes : public testing::TestWithParam<std::string> {
     if (comm != nullptr) net().close_receive(comm);
     rig.stop();
   }
-  AnyNet& net() { return rig.net(); }
   void* post() {
-    void* data = pages.data();
-    size_t size = kBytes;
-    int tag = 0;
     void* request = nullptr;
-    const Result result = net().receive(comm, 1, &data, &size, &tag, &memory, &request);
+    const Result result = net().receive_one(comm, pages.data(), kBytes, 0, memory, &request);
     return result == Result::kSuccess ? request : nullptr;
   }
   // Receives so many messages.
@@ -134,12 +141,6 @@ class Processes : public testing::TestWithParam<std::string> {
       });
     }
   }
-
-  NetRig rig;
-  std::optional<PeerProcess> peer;
-  Pages pages{kBytes};
-  void* comm = nullptr;
-  void* memory = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Nets, Processes, testing::Values("shm", "tcp"),
                          [](const auto& of) { return of.param; });
@@ -167,12 +168,9 @@ TEST_P(Processes, APeerThatIsKilled) {
     return result != Result::kSuccess || request == nullptr;
   });
   EXPECT_TRUE(request == nullptr || result == Result::kRemoteError) << result;
-  size_t size = 1;
-  int tag = 0;
-  void* data = pages.data();
   rig.until([&] {
     void* other = nullptr;
-    return net().receive(comm, 1, &data, &size, &tag, &memory, &other) == Result::kRemoteError;
+    return net().receive_one(comm, pages.data(), 1, 0, memory, &other) == Result::kRemoteError;
   });
   EXPECT_EQ(NetLog::lines(LogLevel::kWarn).size(), 1u)
       << testing::PrintToString(NetLog::lines(LogLevel::kWarn));
@@ -227,7 +225,7 @@ TEST_P(Processes, AReceiverThatClosesEndsTheSender) {
 // --- a receiver that is killed or stopped between isend and test
 // ----------------------------------
 
-class Receivers : public testing::TestWithParam<std::string> {
+class Receivers : public WithPeer {
  public:
   void SetUp() override {
     NetLog::forget();
@@ -245,7 +243,6 @@ class Receivers : public testing::TestWithParam<std::string> {
     if (comm != nullptr) net().close_send(comm);
     rig.stop();
   }
-  AnyNet& net() { return rig.net(); }
   Result send(void*& request) {
     return net().send(comm, pages.data(), kBytes, 0, memory, &request);
   }
@@ -259,12 +256,6 @@ class Receivers : public testing::TestWithParam<std::string> {
     });
     return requests;
   }
-
-  NetRig rig;
-  std::optional<PeerProcess> peer;
-  Pages pages{kBytes};
-  void* comm = nullptr;
-  void* memory = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Nets, Receivers, testing::Values("shm", "tcp"),
                          [](const auto& of) { return of.param; });
@@ -321,17 +312,16 @@ TEST_P(Receivers, AForkedChildHasNothingOfItsParents) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);
-    void *out = nullptr, *data = lane.in.data();
-    size_t size = 8;
-    int tag = 0, done = 0;
+    void* out = nullptr;
+    int done = 0;
     const Result results[] = {
         net().listen(0, handle.data(), &out),
         net().connect(0, handle.data(), &out),
         net().accept(listener, &out),
-        net().register_memory(lane.ends.send, data, size, &out),
+        net().register_memory(lane.ends.send, lane.in.data(), 8, &out),
         net().deregister(lane.ends.send, lane.out_memory),
         net().send(lane.ends.send, lane.out.data(), 8, 0, lane.out_memory, &out),
-        net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &out),
+        net().receive_one(lane.ends.receive, lane.in.data(), 8, 0, lane.in_memory, &out),
         net().test(receive, &done, nullptr),
         net().close_send(lane.ends.send),
         net().close_receive(lane.ends.receive),

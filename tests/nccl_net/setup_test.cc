@@ -190,10 +190,7 @@ TEST_P(BatonNet, NullsAreErrors) {
   EXPECT_EQ(net().register_memory(nullptr, &done, 4, &comm), Result::kInvalidArgument);
   EXPECT_EQ(net().deregister(nullptr, nullptr), Result::kInvalidArgument);
   EXPECT_EQ(net().send(nullptr, nullptr, 0, 0, nullptr, &comm), Result::kInvalidArgument);
-  size_t size = 0;
-  int tag = 0;
-  void* data = nullptr;
-  EXPECT_EQ(net().receive(nullptr, 1, &data, &size, &tag, &data, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().receive_one(nullptr, nullptr, 0, 0, nullptr, &comm), Result::kInvalidArgument);
   EXPECT_EQ(net().test(nullptr, &done, nullptr), Result::kInvalidArgument);
   EXPECT_EQ(net().close_send(nullptr), Result::kInvalidArgument);
   EXPECT_EQ(net().close_receive(nullptr), Result::kInvalidArgument);

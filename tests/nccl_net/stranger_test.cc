@@ -73,9 +73,8 @@ TEST_P(BatonNet, MemoryThatIsGoneOrAnothersIsAnError) {
       return result == Result::kInvalidArgument || request != nullptr;
     });
     void* data = lane.in.data();
-    size_t size = 8;
-    int tag = 0, small = 8;
-    EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &bad.in, &request),
+    int small = 8;
+    EXPECT_EQ(net().receive_one(lane.ends.receive, data, 8, 0, bad.in, &request),
               Result::kInvalidArgument);
     EXPECT_EQ(net().flush(lane.ends.receive, 1, &data, &small, &bad.in, &request),
               Result::kInvalidArgument);
@@ -128,10 +127,7 @@ TEST_P(BatonNet, MissingArgumentsAndMadeUpRequestsAreErrors) {
     EXPECT_EQ(result, Result::kInvalidArgument) << what;
   }
   EXPECT_EQ(made, nullptr);
-  void* data = lane.in.data() - 8;
-  size_t size = 8;
-  int tag = 0;
-  EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &made),
+  EXPECT_EQ(net().receive_one(lane.ends.receive, lane.in.data() - 8, 8, 0, lane.in_memory, &made),
             Result::kInvalidArgument)
       << "before its memory";
   lane.finish(send, nullptr, receive, nullptr);
@@ -337,8 +333,6 @@ class RandomCalls {
     NetLog::forget();
     void* out = nullptr;
     int done = 0;
-    size_t size = 8;
-    int tag = 0;
     void* data = lane_.in.data();
     const auto number = static_cast<uintptr_t>(random_());
     HandleBuffer handle;
@@ -361,7 +355,7 @@ class RandomCalls {
         result = net().accept(lane_.ends.receive, &out);
         break;
       case 5:
-        result = net().receive(lane_.ends.send, 1, &data, &size, &tag, &lane_.in_memory, &out);
+        result = net().receive_one(lane_.ends.send, data, 8, 0, lane_.in_memory, &out);
         break;
       case 6:
         result = net().send(lane_.ends.receive, data, 8, 0, lane_.out_memory, &out);

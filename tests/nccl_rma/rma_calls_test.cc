@@ -24,22 +24,17 @@ class RmaCalls : public testing::TestWithParam<std::tuple<int, size_t>> {
 
 // A put with a signal of `operation`; the word must then be `wanted`.
 void put_with_signal(Rank& self, size_t size, uint32_t operation, uint64_t value, uint64_t wanted) {
-  Bytes from(size), to(size), words(kSignalBytes);
-  if (self.rank == 0) fill(from.data(), size, 0x55);
-  void* const source = self.add(from);
-  void* const target = self.add(to);
-  void* const signals = self.add(words);
-  self.barrier();
+  Memory memory(self, size);
   if (self.rank == 0) {
-    self.finish(self.put_signal(0, 0, source, size, 0, target, 1,
-                                {.words = signals, .value = value, .operation = operation}));
+    self.finish(self.put_signal(0, 0, memory.source, size, 0, memory.target, 1,
+                                {.words = memory.signals, .value = value, .operation = operation}));
   } else {
-    EXPECT_EQ(self.wait_word(words, 1), wanted);
-    EXPECT_TRUE(filled(to.data(), size, 0x55));  // and needs no barrier
+    EXPECT_EQ(self.wait_word(memory.words, 1), wanted);
+    EXPECT_TRUE(filled(memory.to.data(), size, memory.kSeed));  // and needs no barrier
   }
   self.barrier();
   if (self.rank == 0) {
-    EXPECT_TRUE(all_are(words.data(), kSignalBytes, std::byte{}));
+    EXPECT_TRUE(all_are(memory.words.data(), memory.words.size(), std::byte{}));
   }
 }
 TEST_P(RmaCalls, PutSignalInc) {
@@ -94,22 +89,19 @@ TEST_P(RmaCalls, FlushAfterGet) {
 
 TEST_P(RmaCalls, ManyPutsInFlight) {
   run([](Rank& self) {
-    Bytes from(kInFlight * size()), to(kInFlight * size());
-    for (unsigned i = 0; i < kInFlight; ++i) fill(from.data() + i * size(), size(), i);
-    void* const source = self.add(from);
-    void* const target = self.add(to);
-    self.barrier();
+    Memory memory(self, kInFlight * size());
+    for (unsigned i = 0; i < kInFlight; ++i) fill(memory.from.data() + i * size(), size(), i);
     if (self.rank == 0) {
       std::vector<void*> requests;
       for (size_t i = 0; i < kInFlight; ++i) {
-        requests.push_back(self.put(static_cast<int>(i) % contexts(), i * size(), source, size(),
-                                    i * size(), target, 1));
+        requests.push_back(self.put(static_cast<int>(i) % contexts(), i * size(), memory.source,
+                                    size(), i * size(), memory.target, 1));
       }
       for (void* request : requests) self.finish(request);
     }
     self.barrier();
     for (unsigned i = 0; i < kInFlight && self.rank == 1; ++i) {
-      EXPECT_TRUE(filled(to.data() + i * size(), size(), i)) << "block " << i;
+      EXPECT_TRUE(filled(memory.to.data() + i * size(), size(), i)) << "block " << i;
     }
   });
 }
@@ -187,19 +179,15 @@ class RmaCallsOfOneSize : public testing::TestWithParam<int> {};
 
 TEST_P(RmaCallsOfOneSize, ASignalWithoutBytes) {
   run_ranks<RmaV14>("ncclRmaPlugin_v14", 2, GetParam(), [](Rank& self) {
-    constexpr std::byte kUntouched{0xcc};
-    Bytes from(4096), to(4096, kUntouched), words(kSignalBytes);
-    void* const source = self.add(from);
-    void* const target = self.add(to);
-    void* const signals = self.add(words);
-    self.barrier();
+    Memory memory(self);
+    const Rank::Signal signal{.words = memory.signals};
     if (self.rank == 0) {
-      self.finish(self.put_signal(0, 0, source, 0, 0, target, 1, {.words = signals}));
+      self.finish(self.put_signal(0, 0, memory.source, 0, 0, memory.target, 1, signal));
       // As NCCL signals an address of a window's: no memory of a put is named.
-      self.finish(self.put_signal(0, 0, nullptr, 0, 0, nullptr, 1, {.words = signals}));
+      self.finish(self.put_signal(0, 0, nullptr, 0, 0, nullptr, 1, signal));
     } else {
-      EXPECT_EQ(self.wait_word(words, 2), 2u);
-      EXPECT_TRUE(all_are(to.data(), to.size(), kUntouched));
+      EXPECT_EQ(self.wait_word(memory.words, 2), 2u);
+      EXPECT_TRUE(all_are(memory.to.data(), memory.to.size(), std::byte{}));
     }
     self.barrier();
   });
@@ -207,15 +195,12 @@ TEST_P(RmaCallsOfOneSize, ASignalWithoutBytes) {
 
 TEST_P(RmaCallsOfOneSize, ASignalThatIsNone) {
   run_ranks<RmaV14>("ncclRmaPlugin_v14", 2, GetParam(), [](Rank& self) {
-    Bytes from(4096), to(4096), words(kSignalBytes);
-    void* const source = self.add(from);
-    void* const target = self.add(to);
-    void* const signals = self.add(words);
-    self.barrier();
+    Memory memory(self);
     void* request = nullptr;
-    EXPECT_EQ(self.try_put_signal(0, 0, source, 4096, 0, target, 1 - self.rank,
-                                  {.words = signals, .value = 1, .operation = 0x99}, &request),
-              Result::kInvalidArgument);
+    EXPECT_EQ(
+        self.try_put_signal(0, 0, memory.source, memory.kSize, 0, memory.target, 1 - self.rank,
+                            {.words = memory.signals, .value = 1, .operation = 0x99}, &request),
+        Result::kInvalidArgument);
     EXPECT_EQ(request, nullptr);
     self.barrier();
   });
@@ -226,27 +211,24 @@ INSTANTIATE_TEST_SUITE_P(Contexts, RmaCallsOfOneSize, testing::Values(1, 2),
 TEST(RmaStress, TenThousandSignalsInAWindowOf16) {
   run_ranks<RmaV14>("ncclRmaPlugin_v14", 2, 1, [](Rank& self) {
     constexpr size_t kSignals = 10'000;
-    Bytes from(256), to(256), words(kSignalBytes);
-    fill(from.data(), from.size(), 0x33);
-    void* const source = self.add(from);
-    void* const target = self.add(to);
-    void* const signals = self.add(words);
-    self.barrier();
+    constexpr size_t kBytes = 256;
+    Memory memory(self, kBytes);
     if (self.rank == 0) {
       std::array<void*, kInFlight> window{};
       for (size_t i = 0; i < kSignals; ++i) {
         void*& place = window[i % kInFlight];
         self.finish(place);
-        place = self.put_signal(0, 0, source, from.size(), 0, target, 1, {.words = signals});
+        place = self.put_signal(0, 0, memory.source, kBytes, 0, memory.target, 1,
+                                {.words = memory.signals});
       }
       for (void* request : window) self.finish(request);
     } else {
-      EXPECT_EQ(self.wait_word(words, kSignals), kSignals);
-      EXPECT_TRUE(filled(to.data(), to.size(), 0x33));
+      EXPECT_EQ(self.wait_word(memory.words, kSignals), kSignals);
+      EXPECT_TRUE(filled(memory.to.data(), kBytes, memory.kSeed));
     }
     self.barrier();
     if (self.rank == 1) {
-      EXPECT_EQ(self.wait_word(words, 0), kSignals);
+      EXPECT_EQ(self.wait_word(memory.words, 0), kSignals);
     }
   });
 }

@@ -258,4 +258,26 @@ inline bool all_are(const std::byte* data, size_t size, std::byte value) {
   return std::all_of(data, data + size, [&](std::byte one) { return one == value; });
 }
 
+// What most tests begin with: memory to put from, to put to, and for signals. Collective.
+template <typename Table>
+struct Memory {
+  static constexpr size_t kSize = 4096;
+  static constexpr unsigned kSeed = 7;  // of what is put
+
+  explicit Memory(RmaRank<Table>& self, size_t size = kSize)
+      : from(size),
+        to(size),
+        words(64),
+        source(self.add(from)),
+        target(self.add(to)),
+        signals(self.add(words)) {
+    fill(from.data(), size, kSeed);
+    self.barrier();
+  }
+  std::vector<std::byte> from, to, words;
+  void* const source;
+  void* const target;
+  void* const signals;
+};
+
 }  // namespace baton::nccl

@@ -6,26 +6,7 @@ namespace baton::nccl {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-constexpr size_t kSize = 4096;
-
-// What every test here begins with: memory to put from, to put to, and for signals.
-template <typename Table>
-struct Memory {
-  explicit Memory(RmaRank<Table>& self, size_t size = kSize)
-      : from(size),
-        to(size),
-        words(64),
-        source(self.add(from)),
-        target(self.add(to)),
-        signals(self.add(words)) {
-    fill(from.data(), size, 7);
-    self.barrier();
-  }
-  Bytes from, to, words;
-  void* const source;
-  void* const target;
-  void* const signals;
-};
+constexpr size_t kSize = Memory<RmaV16>::kSize;
 
 template <typename Table>
 void put_signal_and_get(const char* symbol) {

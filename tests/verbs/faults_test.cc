@@ -26,19 +26,18 @@ class Faults : public testing::Test {
     big.increment = 1000;
     big.notify = "all of it";
     std::vector<TransferId> ids = {*pair.a.worker->submit(big)};
-    for (int i = 0; i < 100; ++i) {
-      TransferRequest one = pair.request(Op::kWrite, 3000);
-      one.counter = pair.b.worker->remote_counter(counter);
-      ids.push_back(*pair.a.worker->submit(one));
-    }
+    const auto count_a_hundred = [&] {
+      for (int i = 0; i < 100; ++i) {
+        TransferRequest one = pair.request(Op::kWrite, 3000);
+        one.counter = pair.b.worker->remote_counter(counter);
+        ids.push_back(*pair.a.worker->submit(one));
+      }
+    };
+    count_a_hundred();
     pair.steps(12);
     EXPECT_EQ(*pair.a.worker->state(ids[0]), TransferState::kActive) << "over before the fault";
     fault();
-    for (int i = 0; i < 100; ++i) {
-      TransferRequest one = pair.request(Op::kWrite, 3000);
-      one.counter = pair.b.worker->remote_counter(counter);
-      ids.push_back(*pair.a.worker->submit(one));
-    }
+    count_a_hundred();
     for (TransferId id : ids) {
       const absl::Status status = pair.finish(id);
       EXPECT_TRUE(status.ok()) << status;

@@ -3,7 +3,7 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/bf16_gemm.h"
 #include "gpudirect/blas/gpu_gemm.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
@@ -129,15 +129,12 @@ CublasLt table_of(FakeBlas& blas) {
   return table;
 }
 
-class GpuGemmTest : public testing::Test {
+class GpuGemmTest : public WithDevice {
  protected:
   static constexpr uint32_t kN = 40, kK = 48, kRows = 70;
   void SetUp() override {
     blas_.driver = &fake_;
     table_ = table_of(blas_);
-    device_ = *Device::open(FakeDriver::driver(), 0);
-    launcher_ = *Launcher::load(*device_, FakeDriver::image());
-    rig_ = *KernelRig::make(*device_, 2 << 20);
     for (const float value : normal(kN * kK, 1)) w_.push_back(engine::bf16_from_float(value));
     a_ = normal(kRows * kK, 2);
     c_ = normal(kRows * kN, 3);
@@ -149,11 +146,7 @@ class GpuGemmTest : public testing::Test {
   }
   void TearDown() override {
     gemm_ = nullptr;
-    rig_ = nullptr;
-    launcher_ = nullptr;
-    device_ = nullptr;
     EXPECT_THAT(blas_.objects, IsEmpty());
-    EXPECT_THAT(fake_.finish(), IsEmpty());
   }
   void make_gemm(const absl::StatusOr<const CublasLt*>& table) {
     const Device::Current current(*device_);
@@ -187,12 +180,9 @@ class GpuGemmTest : public testing::Test {
     EXPECT_EQ(ours, wanted) << m;
   }
 
-  FakeDriver fake_;
   FakeBlas blas_;
   CublasLt table_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
-  std::unique_ptr<KernelRig> rig_;
+  std::unique_ptr<KernelRig> rig_ = *KernelRig::make(*device_, 2 << 20);
   std::unique_ptr<GpuGemm> gemm_;
   std::vector<uint16_t> w_;
   std::vector<float> a_, c_;

@@ -27,9 +27,9 @@ class End {
     worker = *Worker::create(std::move(options));
   }
   // By virtual memory management.
-  void make(int device = 0) {
-    buffer = *internal::device_memory()->allocate(device, kSharedBytes);
-    region = *worker->register_memory(buffer->data(), kSharedBytes);
+  void make(int device = 0, size_t bytes = kSharedBytes) {
+    buffer = *internal::device_memory()->allocate(device, bytes);
+    region = *worker->register_memory(buffer->data(), bytes);
   }
   // As cudaMalloc does.
   void make_by_malloc(int device = 0) {
@@ -163,6 +163,12 @@ class Child {
   pid_t id_ = -1;
 };
 
+// Until the child has said so, with rounds of progress meanwhile.
+inline void await(const Child& child, const End& here, const std::string& words) {
+  fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+  here.until([&] { return child.up.hear() == words; });
+}
+
 // What a child does: it offers memory that `make` makes until it hears a word, and takes it back.
 inline void offer(const Pipe& down, const Pipe& up, const std::function<void(End&)>& make,
                   gpudirect::FakeOptions options = {}) {
@@ -177,6 +183,12 @@ inline void offer(const Pipe& down, const Pipe& up, const std::function<void(End
     up.say("freed");
   }
   fake.expect_clean();
+}
+
+// And that child has taken its memory back.
+inline void take_back(const Child& child, const End& here) {
+  child.down.say("take it back");
+  await(child, here, "freed");
 }
 
 // How many descriptors this process has open.

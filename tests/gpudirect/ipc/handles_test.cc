@@ -36,9 +36,7 @@ TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
                 HasSubstr("CUDA IPC: 1 allocations mapped (1 of cudaMalloc, by its handles)"));
     EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 1u);
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 0u);
-    child.down.say("take it back");
-    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    here.until([&] { return child.up.hear() == "freed"; });
+    take_back(child, here);
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
     EXPECT_FALSE(here.exchange(offered)) << "it is stale";
     here.give_back();
@@ -64,9 +62,7 @@ TEST(CudaIpcHandles, AProcessOpensAHandleOnceHoweverManyWorkersMapIt) {
     one.worker.reset();
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 0u) << "the other one has it";
     EXPECT_TRUE(two.exchange(offered));
-    child.down.say("take it back");
-    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    two.until([&] { return child.up.hear() == "freed"; });
+    take_back(child, two);
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
     two.give_back();
   }
@@ -94,8 +90,7 @@ TEST(CudaIpcHandles, APeerThatKeepsAMappingIsNamedAndDisconnected) {
     End here(fake, "shm", {{"shm.fence_ms", "100"}});
     here.make_by_malloc();
     child.down.say(here.offer());
-    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    here.until([&] { return child.up.hear() == "open"; });
+    await(child, here, "open");
     const absl::Status status = here.worker->deregister_memory(here.region);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()), HasSubstr("keeps device memory open"));
@@ -128,8 +123,7 @@ TEST(CudaIpcHandles, ADisconnectingPeerIsWaitedForToo) {
     End here(fake, "shm");
     here.make_by_malloc();
     child.down.say(here.offer());
-    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    here.until([&] { return child.up.hear() == "open"; });
+    await(child, here, "open");
     std::optional<PeerEvent> event = here.worker->next_peer_event();
     ASSERT_TRUE(event.has_value());
     here.worker->begin_disconnect(event->peer, Time{0});
@@ -187,9 +181,7 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
       EXPECT_EQ(here.worker->stats().staged_transfers, 2u);
       // The reason is with whoever has it: here, or at the owner, who shares nothing then.
       EXPECT_THAT(here.worker->explain(here.peer), HasSubstr(each.said));
-      child.down.say("take it back");
-      fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-      here.until([&] { return child.up.hear() == "freed"; });
+      take_back(child, here);
       here.give_back();
     }
     fake.expect_clean();

@@ -5,6 +5,33 @@
 namespace baton {
 namespace {
 
+// Two workers of this process over shm.
+struct Two {
+  explicit Two(gpudirect::InstalledFake& fake, const End::Settings& more = {})
+      : a(fake, "shm", more), b(fake, "shm") {
+    a.make();
+    b.make();
+    peer = *a.worker->connect(b.worker->address());
+    until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
+  }
+  void until(const std::function<bool()>& fact) const {
+    a.until([&] { return b.worker->progress(), fact(); });
+  }
+  absl::Status run(const Layout& from, const Layout& to) const {
+    const TransferId id = *a.worker->submit({.peer = peer,
+                                             .local = a.region,
+                                             .local_layout = from,
+                                             .remote = *b.worker->remote_region(b.region),
+                                             .remote_layout = to});
+    until([&] { return ended(*a.worker->state(id)); });
+    const absl::Status status = a.worker->status(id);
+    EXPECT_TRUE(a.worker->release(id).ok());
+    return status;
+  }
+  End a, b;
+  PeerId peer;
+};
+
 // From the first look at the peer's memory on, one call after the other fails.
 TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   size_t failed = 0;
@@ -13,38 +40,20 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
     SCOPED_TRACE(k);
     gpudirect::InstalledFake fake({.seed = k});
     {
-      End a(fake, "shm"), b(fake, "shm");
-      a.make();
-      b.make();
-      const auto until = [&](const std::function<bool()>& fact) {
-        a.until([&] { return b.worker->progress(), fact(); });
-      };
-      const PeerId peer = *a.worker->connect(b.worker->address());
-      until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
-      const TransferRequest request{.peer = peer,
-                                    .local = a.region,
-                                    .local_layout = Layout::contiguous(0, 600'000),
-                                    .remote = *b.worker->remote_region(b.region),
-                                    .remote_layout = Layout::contiguous(0, 600'000)};
-      const auto run = [&] {
-        const TransferId id = *a.worker->submit(request);
-        until([&] { return ended(*a.worker->state(id)); });
-        const absl::Status status = a.worker->status(id);
-        EXPECT_TRUE(a.worker->release(id).ok());
-        return status;
-      };
+      const Two two(fake);
+      const Layout all = Layout::contiguous(0, 600'000);
       fake.fake().fail_call_in(k, gpudirect::kOutOfMemory);
-      const absl::Status status = run();
+      const absl::Status status = two.run(all, all);
       fake.fake().fail_call_in(0, gpudirect::kSuccess);
       if (!status.ok()) {
         ++failed;
         EXPECT_THAT(std::string(status.message()), testing::HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
       }
-      const absl::Status next = run();
+      const absl::Status next = two.run(all, all);
       EXPECT_TRUE(next.ok()) << next;
-      if (a.worker->stats().staged_transfers > 0) {
+      if (two.a.worker->stats().staged_transfers > 0) {
         ++staged;
-        EXPECT_THAT(a.worker->explain(peer), testing::HasSubstr("no CUDA IPC: "));
+        EXPECT_THAT(two.a.worker->explain(two.peer), testing::HasSubstr("no CUDA IPC: "));
       }
     }
     fake.expect_clean();
@@ -62,34 +71,22 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
         {}, {.kernels = gpudirect::FakeDriver::image(),
              .table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel)});
     {
-      End a(fake, "shm", {{"staging.kernels", kernels ? "on" : "off"}}), b(fake, "shm");
-      a.make();
-      b.make();
-      const auto until = [&](const std::function<bool()>& fact) {
-        a.until([&] { return b.worker->progress(), fact(); });
-      };
-      const PeerId peer = *a.worker->connect(b.worker->address());
-      until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
+      const Two two(fake, {{"staging.kernels", kernels ? "on" : "off"}});
       const std::vector<uint32_t> from = {7, 2, 90, 33, 1, 64, 12, 13},
                                   to = {5, 0, 8, 1, 77, 3, 21, 9};
       for (const uint32_t page : from) {
-        std::fill_n(a.view() + page * kSmallPage, kSmallPage, static_cast<std::byte>(page));
+        std::fill_n(two.a.view() + page * kSmallPage, kSmallPage, static_cast<std::byte>(page));
       }
       const auto copies = fake.fake().calls_of("cuMemcpyAsync");
       const auto launches = fake.fake().calls_of("cuLaunchKernel");
-      const TransferId id =
-          *a.worker->submit({.peer = peer,
-                             .local = a.region,
-                             .local_layout = Layout::paged(0, from, kSmallPage, kSmallPage),
-                             .remote = *b.worker->remote_region(b.region),
-                             .remote_layout = Layout::paged(0, to, kSmallPage, kSmallPage)});
-      until([&] { return ended(*a.worker->state(id)); });
-      EXPECT_TRUE(a.worker->status(id).ok()) << a.worker->status(id);
-      EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
+      const absl::Status status = two.run(Layout::paged(0, from, kSmallPage, kSmallPage),
+                                          Layout::paged(0, to, kSmallPage, kSmallPage));
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(two.a.worker->stats().staged_transfers, 0u);
       for (size_t i = 0; i < from.size(); ++i) {
-        EXPECT_EQ(b.view()[to[i] * kSmallPage], static_cast<std::byte>(from[i])) << i;
-        EXPECT_EQ(b.view()[to[i] * kSmallPage + kSmallPage - 1], static_cast<std::byte>(from[i]))
-            << i;
+        const std::byte* const page = two.b.view() + to[i] * kSmallPage;
+        EXPECT_EQ(page[0], static_cast<std::byte>(from[i])) << i;
+        EXPECT_EQ(page[kSmallPage - 1], static_cast<std::byte>(from[i])) << i;
       }
       EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") - launches, kernels ? 1u : 0u);
       EXPECT_EQ(fake.fake().calls_of("cuMemcpyAsync") == copies, kernels);

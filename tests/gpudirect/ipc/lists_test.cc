@@ -1,8 +1,6 @@
 // Lists of pages between devices that are mapped: of any shape, and stopped at any moment.
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/ipc/device_end.h"
 #include "tests/std.h"
-#include "tests/until.h"
-#include "transport/worker.h"
 
 namespace baton {
 namespace {
@@ -12,26 +10,16 @@ constexpr size_t kListBytes = 2 << 20;
 // Two workers of this process, each with memory of the device.
 class MappedLists : public testing::Test {
  protected:
-  struct End {
-    End() {
-      worker = *Worker::create({.providers = {"shm"},
-                                .key = *ClusterKey::from_bytes("a secret of the tests"),
-                                .settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}}});
-      buffer = *internal::device_memory()->allocate(0, kListBytes);
-      region = *worker->register_memory(buffer->data(), kListBytes);
-    }
-    std::unique_ptr<internal::DeviceBuffer> buffer;
-    std::unique_ptr<Worker> worker;
-    MemoryRegion region;
-  };
   void begin(uint64_t seed, gpudirect::CopyWay way) {
     fake_.emplace(gpudirect::FakeOptions{.seed = seed},
                   gpudirect::CudaMemory::Options{.kernels = gpudirect::FakeDriver::image(),
                                                  .table = gpudirect::costs_that_favour(way),
                                                  .sums = std::nullopt,
                                                  .root = "/nowhere"});
-    a_.emplace();
-    b_.emplace();
+    for (std::optional<End>* end : {&a_, &b_}) {
+      end->emplace(*fake_, "shm");
+      (*end)->make(0, kListBytes);
+    }
     peer_ = *a_->worker->connect(b_->worker->address());
     until([&] { return a_->worker->peer_state(peer_) == PeerState::kUp; });
     // The mapping is made by the first one.

@@ -46,6 +46,19 @@ struct Gate {
 
 class OpeningDevices : public testing::Test {
  protected:
+  // A transfer that waits for the device to be opened, whoever opens it.
+  absl::StatusOr<TransferId> begin(End& end, Op op) {
+    end.make();
+    Gate::close(std::this_thread::get_id());
+    end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
+    auto id = end.submit(op, offered_);
+    if (!id.ok()) return id;
+    end.until([] {
+      const std::lock_guard lock(Gate::mutex_);
+      return Gate::others_ + Gate::by_own_ != 0;
+    });
+    return id;
+  }
   void end_child() {
     child_.down.say("out");
     EXPECT_EQ(child_.end(), 0);
@@ -61,15 +74,8 @@ TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
   fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
   {
     End end(fake, "shm");
-    end.make();
-    Gate::close(std::this_thread::get_id());
-    end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
-    const auto id = end.submit(Op::kWrite, offered_);
+    const auto id = begin(end, Op::kWrite);
     ASSERT_TRUE(id.ok()) << id.status();
-    end.until([] {
-      const std::lock_guard lock(Gate::mutex_);
-      return Gate::others_ + Gate::by_own_ != 0;
-    });
     for (int round = 0; round < 1000; ++round) end.worker->progress();
     EXPECT_EQ(*end.worker->state(*id), TransferState::kActive);
     Gate::let_through();
@@ -107,15 +113,8 @@ TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
   fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
   {
     End end(fake, "shm");
-    end.make();
-    Gate::close(std::this_thread::get_id());
-    end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
-    const auto id = end.submit(Op::kRead, offered_);
+    const auto id = begin(end, Op::kRead);
     ASSERT_TRUE(id.ok()) << id.status();
-    end.until([] {
-      const std::lock_guard lock(Gate::mutex_);
-      return Gate::others_ != 0;
-    });
     end.worker.reset();
     end.free();
   }

@@ -13,12 +13,16 @@ std::vector<size_t> all_of(const Pages& pages) {
   return out;
 }
 
-void expect_the_engines_by_splits(Pages&& pages) {
-  const std::vector<float> ours = pages.of_splits(all_of(pages), 5, 1), wanted = pages.engines();
+void expect_equal(const std::vector<float>& ours, Pages& pages) {
+  const std::vector<float> wanted = pages.engines();
   for (size_t i = 0; i < ours.size(); ++i) {
     ASSERT_EQ(ours[i], wanted[i]) << "dim " << pages.geometry.head_dim << ", group " << pages.group
                                   << ", window " << pages.window << " at " << i;
   }
+}
+
+void expect_the_engines_by_splits(Pages&& pages) {
+  expect_equal(pages.of_splits(all_of(pages), 5, 1), pages);
 }
 
 TEST(SplitAttention, IsTheEnginesToTheBit) {
@@ -60,13 +64,7 @@ TEST(SplitAttention, ASequenceHasTheSameBitsInEveryBatchAndOrder) {
 }
 
 // Attention over pages of prompts, pieces of them and single tokens: the engine's bits.
-void expect_the_engines(Pages&& pages) {
-  const std::vector<float> ours = pages.ours(3, 1), wanted = pages.engines();
-  for (size_t i = 0; i < ours.size(); ++i) {
-    ASSERT_EQ(ours[i], wanted[i]) << "dim " << pages.geometry.head_dim << ", group " << pages.group
-                                  << ", window " << pages.window << " at " << i;
-  }
-}
+void expect_the_engines(Pages&& pages) { expect_equal(pages.ours(3, 1), pages); }
 
 TEST(Pages, IsTheEnginesAttention) {
   constexpr std::array kDims = {16u, 48u, 64u, 128u, 256u};

@@ -67,65 +67,49 @@ TEST(Emulation, ARaceShowsWhateverTheOrder) {
     return [&block, from](uint32_t) { block.get(from); };
   };
   for (uint64_t seed = 0; seed < 8; ++seed) {
+    const auto race = [&](const char* what, const auto& function) {
+      EXPECT_THAT(race_of(function, seed), HasSubstr("another thread touches")) << what;
+    };
+    const auto no_race = [&](const char* what, const auto& function) {
+      EXPECT_EQ(race_of(function, seed), "") << what;
+    };
     // A word that all read is overwritten, by each thread's own write or by the next round's.
-    EXPECT_THAT(race_of(
-                    [&](auto& block, auto* places, auto*) {
-                      block.each([&](uint32_t thread) {
-                        block.get(places + 63 - thread);
-                        block.put(places + thread, thread);
-                      });
-                    },
-                    seed),
-                HasSubstr("another thread touches"));
-    EXPECT_THAT(race_of(
-                    [&](auto& block, auto* places, auto*) {
-                      block.each_warp(all_get(block, places));
-                      block.each(first_puts(block, places));
-                    },
-                    seed),
-                HasSubstr("another thread touches"));
-    EXPECT_THAT(race_of(
-                    [&](auto& block, auto* places, auto*) {
-                      block.get(places);
-                      block.each(first_puts(block, places));
-                    },
-                    seed),
-                HasSubstr("another thread touches"));
-    // With a barrier between them, or the warp's for its own.
-    EXPECT_EQ(race_of(
-                  [&](auto& block, auto* places, auto*) {
-                    block.each(all_get(block, places));
-                    block.each(first_puts(block, places));
-                    block.each(all_get(block, places));
-                  },
-                  seed),
-              "");
-    EXPECT_EQ(race_of(
-                  [&](auto& block, auto* places, auto*) {
-                    for (uint32_t round = 0; round < 2; ++round) {
-                      block.each_warp([&](uint32_t thread) { block.put(places + thread, round); });
-                      block.each_warp([&](uint32_t thread) { block.get(places + (thread ^ 1)); });
-                    }
-                  },
-                  seed),
-              "");
+    race("own writes", [&](auto& block, auto* places, auto*) {
+      block.each([&](uint32_t thread) {
+        block.get(places + 63 - thread);
+        block.put(places + thread, thread);
+      });
+    });
+    race("the next round's", [&](auto& block, auto* places, auto*) {
+      block.each_warp(all_get(block, places));
+      block.each(first_puts(block, places));
+    });
+    race("behind all threads' read", [&](auto& block, auto* places, auto*) {
+      block.get(places);
+      block.each(first_puts(block, places));
+    });
+    no_race("a barrier between them", [&](auto& block, auto* places, auto*) {
+      block.each(all_get(block, places));
+      block.each(first_puts(block, places));
+      block.each(all_get(block, places));
+    });
+    no_race("the warp's own barrier", [&](auto& block, auto* places, auto*) {
+      for (uint32_t round = 0; round < 2; ++round) {
+        block.each_warp([&](uint32_t thread) { block.put(places + thread, round); });
+        block.each_warp([&](uint32_t thread) { block.get(places + (thread ^ 1)); });
+      }
+    });
     // Many may add to a word, and none may read it meanwhile.
-    EXPECT_EQ(race_of(
-                  [&](auto& block, auto* places, auto*) {
-                    block.each([&](uint32_t) { block.add(places, 1u); });
-                    block.each(all_get(block, places));
-                  },
-                  seed),
-              "");
-    EXPECT_THAT(race_of(
-                    [&](auto& block, auto* places, auto*) {
-                      block.each([&](uint32_t thread) {
-                        block.add(places, 1u);
-                        if (thread == 9) block.get(places);
-                      });
-                    },
-                    seed),
-                HasSubstr("another thread touches"));
+    no_race("many add", [&](auto& block, auto* places, auto*) {
+      block.each([&](uint32_t) { block.add(places, 1u); });
+      block.each(all_get(block, places));
+    });
+    race("one reads while others add", [&](auto& block, auto* places, auto*) {
+      block.each([&](uint32_t thread) {
+        block.add(places, 1u);
+        if (thread == 9) block.get(places);
+      });
+    });
   }
 }
 

@@ -2,7 +2,7 @@
 // an error.
 #include "gpudirect/layer_tickets.h"
 
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "transport/base/limits/memory_left.h"
@@ -15,21 +15,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-class LayerTicketsTest : public testing::Test {
+class LayerTicketsTest : public WithDevice {
  protected:
   static constexpr uint32_t kLayers = 3;
-  LayerTicketsTest() {
-    device_ = *Device::open(FakeDriver::driver(), 0);
-    launcher_ = *Launcher::load(*device_, FakeDriver::image());
-    tickets_ = *LayerTickets::open(*device_, *launcher_, kLayers);
-  }
-  ~LayerTicketsTest() override {
-    fake_.run_all();
-    tickets_.reset();
-    launcher_.reset();
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), IsEmpty());
-  }
+  ~LayerTicketsTest() override { fake_.run_all(); }
   Stream stream() const { return device_->stream(Direction::kBetween); }
   // What a graph of a step does when it is replayed; `without` is left out.
   void replay(uint32_t without = kLayers) {
@@ -44,10 +33,7 @@ class LayerTicketsTest : public testing::Test {
     return tickets_->poll([&](uint64_t step, uint32_t layer) { told_.emplace_back(step, layer); });
   }
 
-  FakeDriver fake_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
-  std::unique_ptr<LayerTickets> tickets_;
+  std::unique_ptr<LayerTickets> tickets_ = *LayerTickets::open(*device_, *launcher_, kLayers);
   std::vector<std::pair<uint64_t, uint32_t>> told_;
 };
 

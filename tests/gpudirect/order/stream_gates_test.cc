@@ -1,7 +1,7 @@
 // Gates between streams and transfers, over a fake whose streams are late.
 #include "gpudirect/stream_gates.h"
 
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -15,10 +15,9 @@ using ::testing::IsEmpty;
 constexpr Time kSoon{1000};
 constexpr Time kThen{2000};
 
-class StreamGatesTest : public testing::Test {
+class StreamGatesTest : public WithDevice {
  protected:
   StreamGatesTest() {
-    device_ = *Device::open(FakeDriver::driver(), 0);
     open(4);
     memory_ = fake_.allocate(2 << 20);
     const Device::Current current(*device_);
@@ -34,8 +33,6 @@ class StreamGatesTest : public testing::Test {
       for (const Stream stream : streams_) device_->driver().cuStreamDestroy(stream);
     });
     fake_.free(memory_);
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), IsEmpty());
   }
   void open(size_t count) {
     gates_.reset();
@@ -60,8 +57,6 @@ class StreamGatesTest : public testing::Test {
            hold.delivered;
   }
 
-  FakeDriver fake_;
-  std::unique_ptr<Device> device_;
   std::unique_ptr<StreamGates> gates_;
   DevicePointer memory_ = 0;
   Stream streams_[2] = {};

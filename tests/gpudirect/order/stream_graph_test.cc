@@ -2,9 +2,8 @@
 #include "gpudirect/stream_graph.h"
 
 #include "gpudirect/device_memory.h"
-#include "gpudirect/launcher.h"
 #include "gpudirect/layer_tickets.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -13,29 +12,15 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class StreamGraphTest : public testing::Test {
+class StreamGraphTest : public WithDevice {
  protected:
-  StreamGraphTest() {
-    device_ = *Device::open(FakeDriver::driver(), 0);
-    launcher_ = *Launcher::load(*device_, FakeDriver::image());
-    slab_ = *DeviceSlab::create(*device_, kMiB);
-  }
-  ~StreamGraphTest() override {
-    slab_.reset();
-    launcher_.reset();
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), IsEmpty());
-  }
   Stream stream() const { return device_->stream(Direction::kBetween); }
   DevicePointer at(size_t offset) const { return slab_->span().data + offset; }
-  void put(size_t offset, std::vector<float> values) {
-    fake_.write(at(offset), {reinterpret_cast<const char*>(values.data()), values.size() * 4});
+  void put(size_t offset, const std::vector<float>& values) {
+    write_floats(fake_, at(offset), values);
   }
   std::vector<float> get(size_t offset, size_t count) {
-    std::vector<float> out(count);
-    const std::string bytes = fake_.read(at(offset), count * 4);
-    std::memcpy(out.data(), bytes.data(), bytes.size());
-    return out;
+    return read_floats(fake_, at(offset), count);
   }
   // target = target + source, of four numbers.
   absl::Status add() const {
@@ -49,10 +34,7 @@ class StreamGraphTest : public testing::Test {
     return graph.launch(stream());
   }
 
-  FakeDriver fake_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
-  std::unique_ptr<DeviceSlab> slab_;
+  std::unique_ptr<DeviceSlab> slab_ = *DeviceSlab::create(*device_, kMiB);
 };
 
 TEST_F(StreamGraphTest, RunsAtEachLaunchWithWhatMemoryHoldsThen) {

@@ -19,6 +19,12 @@ using ::testing::HasSubstr;
 const Time kLong = std::chrono::seconds(600);
 constexpr size_t kSent = 100'000;
 
+// Whether a transfer waits for the stream, and the stream for it.
+struct Order {
+  bool after = false, release = false;
+  Time timeout = kLong;
+};
+
 // The user's side of `a`: a stream, and something on it that has still to happen until let_go().
 class StreamOrder : public StagedPair, public testing::WithParamInterface<const char*> {
  protected:
@@ -59,10 +65,18 @@ class StreamOrder : public StagedPair, public testing::WithParamInterface<const 
       gpu_->run(1);
     }
   }
-  TransferRequest ordered(Op op, bool far = true) {
-    TransferRequest out = request(op, true, far, kSent);
-    out.timeout = kLong;
+  // Between devices.
+  TransferRequest ordered(Op op, const Order& how = {}) {
+    TransferRequest out = request(op, true, true, kSent);
+    out.timeout = how.timeout;
+    if (how.after) out.after = stream();
+    if (how.release) out.release = stream();
     return out;
+  }
+  TransferId submit(const TransferRequest& request, CallSite from = CallSite::here()) {
+    const auto id = a_.worker->submit(request);
+    EXPECT_TRUE(id.ok()) << from.line << ": " << id.status();
+    return id.value_or(TransferId{});
   }
   DeviceStream stream() const { return {0, stream_}; }
   // What a kernel behind the wait would see.
@@ -102,14 +116,13 @@ TEST_P(StreamOrder, AWriteSendsWhatItsStreamMakesBeforeIt) {
     } else {
       write.after = stream();
     }
-    const auto id = a_.worker->submit(write);
-    ASSERT_TRUE(id.ok()) << id.status();
+    const TransferId id = submit(write);
     copy(spare_, b_.at);  // what comes later on the stream is not waited for
     drive_a_while();
-    EXPECT_EQ(state(*id), TransferState::kActive);
+    EXPECT_EQ(state(id), TransferState::kActive);
     EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-')) << "it did not wait";
     let_go();
-    ASSERT_TRUE(finish(*id).ok());
+    ASSERT_TRUE(finish(id).ok());
     EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
     gpu_->run_all();
   }
@@ -127,34 +140,30 @@ TEST_P(StreamOrder, DefaultStreamsAreAsGoodAsOthers) {
     gpu_->write(spare_, std::string(kSent, 'n'));
     gpu_->write(b_.at, std::string(kSent, '-'));
     stream_ = handle;
-    TransferRequest write = ordered(Op::kWrite);
-    write.after = write.release = stream();
-    TransferRequest read = ordered(Op::kRead);
+    const TransferRequest write = ordered(Op::kWrite, {.after = true, .release = true});
+    TransferRequest read = ordered(Op::kRead, {.release = true});
     read.remote_layout = Layout::contiguous(kSent, kSent);
-    read.release = stream();
     gpu_->write(b_.at + kSent, std::string(kSent, 'r'));
-    absl::StatusOr<TransferId> writing, reading;
+    TransferId writing, reading;
     {
       const FakeDriver::UsersDefaultStreams users;
       stop_stream();
       copy(a_.at, spare_);
-      writing = a_.worker->submit(write);
-      reading = a_.worker->submit(read);
+      writing = submit(write);
+      reading = submit(read);
       copy(spare_, a_.at);
     }
     stream_ = made;
-    ASSERT_TRUE(writing.ok()) << writing.status();
-    ASSERT_TRUE(reading.ok()) << reading.status();
     drive_a_while();
-    EXPECT_EQ(state(*writing), TransferState::kActive);
+    EXPECT_EQ(state(writing), TransferState::kActive);
     EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-'));
-    ASSERT_EQ(finish(*reading).code(), absl::StatusCode::kOk);
+    ASSERT_EQ(finish(reading).code(), absl::StatusCode::kOk);
     let_go();
-    until([&] { return ended(state(*writing)); });
+    until([&] { return ended(state(writing)); });
     gpu_->run_all();
     EXPECT_EQ(gpu_->queued(), 0u);
-    EXPECT_TRUE(delivered(*writing));
-    ASSERT_TRUE(finish(*writing).ok());
+    EXPECT_TRUE(delivered(writing));
+    ASSERT_TRUE(finish(writing).ok());
     EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
     EXPECT_EQ(gpu_->read(spare_, kSent), std::string(kSent, 'n'));
   }
@@ -168,9 +177,7 @@ TEST_P(StreamOrder, TheFirstOneMayBeSubmittedByACallback) {
     TransferRequest request;
     absl::StatusOr<TransferId> id = absl::UnknownError("not called");
   };
-  TransferRequest ordered_one = ordered(Op::kWrite);
-  ordered_one.after = ordered_one.release = stream();
-  Next next{*a_.worker, ordered_one};
+  Next next{*a_.worker, ordered(Op::kWrite, {.after = true, .release = true})};
   TransferRequest first = request(Op::kWrite, true, true, kSent);
   first.context = &next;
   first.on_end = [](void* context, TransferId, const absl::Status&) {
@@ -187,19 +194,16 @@ TEST_P(StreamOrder, WhatIsPutOnAStreamBehindAReadSeesItsBytes) {
   begin();
   gpu_->write(a_.at, std::string(kSent, 'o'));
   gpu_->write(b_.at, std::string(kSent, 'n'));
-  TransferRequest read = ordered(Op::kRead);
-  read.after = read.release = stream();
-  const auto id = a_.worker->submit(read);
-  ASSERT_TRUE(id.ok()) << id.status();
+  const TransferId id = submit(ordered(Op::kRead, {.after = true, .release = true}));
   copy(spare_, a_.at);
   gpu_->run_all();
   EXPECT_TRUE(gpu_->stuck()) << "the stream went on";
-  until([&] { return ended(state(*id)); });
+  until([&] { return ended(state(id)); });
   gpu_->run_all();
   EXPECT_EQ(gpu_->read(spare_, kSent), std::string(kSent, 'n'));
-  EXPECT_TRUE(delivered(*id));
-  ASSERT_TRUE(a_.worker->release(*id).ok());
-  EXPECT_EQ(a_.worker->outcome(*id).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(delivered(id));
+  ASSERT_TRUE(a_.worker->release(id).ok());
+  EXPECT_EQ(a_.worker->outcome(id).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_P(StreamOrder, ChainsRunInTheOrderOfTheirStream) {
@@ -208,15 +212,12 @@ TEST_P(StreamOrder, ChainsRunInTheOrderOfTheirStream) {
   // There and back, three times, without anybody waiting in between.
   std::vector<TransferId> ids;
   for (int i = 0; i < 3; ++i) {
-    TransferRequest read = ordered(Op::kRead);
-    read.after = read.release = stream();
-    ids.push_back(*a_.worker->submit(read));
+    ids.push_back(submit(ordered(Op::kRead, {.after = true, .release = true})));
     copy(a_.at + kSent, a_.at);
-    TransferRequest write = ordered(Op::kWrite);
+    TransferRequest write = ordered(Op::kWrite, {.after = true, .release = true});
     write.local_layout = Layout::contiguous(kSent, kSent);
     write.remote_layout = Layout::contiguous(kSent * (i + 1), kSent);
-    write.after = write.release = stream();
-    ids.push_back(*a_.worker->submit(write));
+    ids.push_back(submit(write));
   }
   until([&] { return ended(state(ids.back())); });
   gpu_->run_all();
@@ -226,43 +227,34 @@ TEST_P(StreamOrder, ChainsRunInTheOrderOfTheirStream) {
 
 TEST_P(StreamOrder, AtTheTimeoutTheStreamGoesOnAndKnows) {
   begin();
-  TransferRequest read = ordered(Op::kRead);
-  read.timeout = std::chrono::milliseconds(20);
-  read.release = stream();
-  const auto id = a_.worker->submit(read);
-  ASSERT_TRUE(id.ok());
+  const Time timeout = std::chrono::milliseconds(20);
+  const TransferId id = submit(ordered(Op::kRead, {.release = true, .timeout = timeout}));
   copy(spare_, a_.at);
-  const Time end = Clock::steady().now() + read.timeout;
+  const Time end = Clock::steady().now() + timeout;
   // The other side says nothing.
   while (Clock::steady().now() <= end) a_.worker->progress();
   a_.worker->progress();
   gpu_->run_all();
   EXPECT_FALSE(gpu_->stuck());
-  EXPECT_FALSE(delivered(*id));
-  EXPECT_EQ(finish(*id).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(delivered(id));
+  EXPECT_EQ(finish(id).code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 // Also of a transfer that waits for its target's word then: wherever the other side stops.
 TEST_P(StreamOrder, AtTheTimeoutTheStreamGoesOnThoughTheTargetIsSilent) {
   begin();
-  for (int rounds = 0; rounds < 40; ++rounds) {
+  for (size_t rounds = 0; rounds < 40; ++rounds) {
     SCOPED_TRACE(rounds);
-    TransferRequest write = ordered(Op::kWrite);
-    write.timeout = std::chrono::milliseconds(5);
-    write.release = stream();
-    const auto id = a_.worker->submit(write);
-    ASSERT_TRUE(id.ok()) << id.status();
-    const Time end = Clock::steady().now() + write.timeout;
-    for (int i = 0; i < rounds; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
+    const Time timeout = std::chrono::milliseconds(5);
+    const TransferId id = submit(ordered(Op::kWrite, {.release = true, .timeout = timeout}));
+    const Time end = Clock::steady().now() + timeout;
+    turn(rounds);
     while (Clock::steady().now() <= end) a_.worker->progress();
     a_.worker->progress();
     gpu_->run_all();
     EXPECT_FALSE(gpu_->stuck());
-    EXPECT_EQ(delivered(*id), state(*id) == TransferState::kDone);
-    finish(*id).IgnoreError();
+    EXPECT_EQ(delivered(id), state(id) == TransferState::kDone);
+    finish(id).IgnoreError();
   }
 }
 
@@ -272,13 +264,10 @@ TEST_P(StreamOrder, WhatIsCancelledBeforeItBeganMovesNothing) {
   stop_stream();
   // More often than there are gates: each gives its own back.
   for (size_t i = 0; i < kMostStreamWaits + 10; ++i) {
-    TransferRequest write = ordered(Op::kWrite);
-    write.after = stream();
-    const auto id = a_.worker->submit(write);
-    ASSERT_TRUE(id.ok()) << i << ": " << id.status();
+    const TransferId id = submit(ordered(Op::kWrite, {.after = true}));
     a_.worker->progress();
-    ASSERT_TRUE(a_.worker->cancel(*id).ok());
-    ASSERT_EQ(finish(*id).code(), absl::StatusCode::kCancelled);
+    ASSERT_TRUE(a_.worker->cancel(id).ok()) << i;
+    ASSERT_EQ(finish(id).code(), absl::StatusCode::kCancelled);
   }
   let_go();
   gpu_->run_all();
@@ -289,39 +278,31 @@ TEST_P(StreamOrder, WhatIsCancelledBeforeItBeganMovesNothing) {
 
 TEST_P(StreamOrder, ACancelledOneLetsItsStreamGoWhenNothingMovesAnyMore) {
   begin();
-  TransferRequest read = ordered(Op::kRead);
-  read.release = stream();
-  const auto id = a_.worker->submit(read);
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(a_.worker->cancel(*id).ok());
-  until([&] { return ended(state(*id)); });
+  const TransferId id = submit(ordered(Op::kRead, {.release = true}));
+  ASSERT_TRUE(a_.worker->cancel(id).ok());
+  until([&] { return ended(state(id)); });
   gpu_->run_all();
   EXPECT_FALSE(gpu_->stuck());
-  EXPECT_EQ(delivered(*id), state(*id) == TransferState::kDone);
-  finish(*id).IgnoreError();
+  EXPECT_EQ(delivered(id), state(id) == TransferState::kDone);
+  finish(id).IgnoreError();
 }
 
 TEST_P(StreamOrder, APeerThatGoesTakesThoseThatStandAsideWithIt) {
   begin();
   stop_stream();
-  TransferRequest write = ordered(Op::kWrite);
-  write.after = stream();
-  const auto id = a_.worker->submit(write);
-  ASSERT_TRUE(id.ok());
+  const TransferId id = submit(ordered(Op::kWrite, {.after = true}));
   a_.worker->progress();
   b_.worker.reset();
   ASSERT_TRUE(
-      a_.worker->wait_until([&] { return ended(state(*id)); }, patient(std::chrono::seconds(20)))
+      a_.worker->wait_until([&] { return ended(state(id)); }, patient(std::chrono::seconds(20)))
           .ok());
-  EXPECT_EQ(state(*id), TransferState::kFailed);
+  EXPECT_EQ(state(id), TransferState::kFailed);
   let_go();
 }
 
 TEST_P(StreamOrder, AWorkerThatEndsLetsStreamsGo) {
   begin();
-  TransferRequest read = ordered(Op::kRead);
-  read.release = stream();
-  ASSERT_TRUE(a_.worker->submit(read).ok());
+  submit(ordered(Op::kRead, {.release = true}));
   a_.worker.reset();
   gpu_->run_all();
   EXPECT_FALSE(gpu_->stuck());
@@ -330,21 +311,16 @@ TEST_P(StreamOrder, AWorkerThatEndsLetsStreamsGo) {
 TEST_P(StreamOrder, ALostDeviceEndsThem) {
   begin();
   stop_stream();
-  TransferRequest write = ordered(Op::kWrite);
-  write.after = stream();
-  const auto id = a_.worker->submit(write);
-  ASSERT_TRUE(id.ok());
+  const TransferId id = submit(ordered(Op::kWrite, {.after = true}));
   gpu_->lose();
   lost_ = true;
-  EXPECT_EQ(finish(*id).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(finish(id).code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(run(request(Op::kWrite, false, false)).ok()) << "host traffic goes on";
 }
 
 TEST_P(StreamOrder, WhatCannotBeWaitedForIsRefused) {
   begin();
-  TransferRequest write = ordered(Op::kWrite);
-  write.after = stream();
-  write.timeout = kNever;
+  TransferRequest write = ordered(Op::kWrite, {.after = true, .timeout = kNever});
   EXPECT_THAT(std::string(a_.worker->submit(write).status().message()), HasSubstr("timeout"));
   write = ordered(Op::kWrite);
   write.after_event = {0, nullptr};
@@ -352,8 +328,7 @@ TEST_P(StreamOrder, WhatCannotBeWaitedForIsRefused) {
   write = ordered(Op::kWrite);
   write.after = {7, stream_};
   EXPECT_FALSE(a_.worker->submit(write).ok());
-  write = ordered(Op::kWrite);
-  TransferId plain = *a_.worker->submit(ordered(Op::kWrite));
+  const TransferId plain = submit(ordered(Op::kWrite));
   EXPECT_EQ(a_.worker->outcome(plain).status().code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(finish(plain).ok());
 

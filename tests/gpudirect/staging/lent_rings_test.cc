@@ -147,10 +147,7 @@ TEST_F(Lent, WhatAPeerThatIsGoneStillCopiesIsNotWrittenOver) {
       gpu_->write(owner.at, pattern('s'));
       gpu_->write(reader.at, std::string(600'000, '-'));
       const TransferId id = *a_.worker->submit(request(op, true, true));
-      for (size_t i = 0; i < rounds; ++i) {
-        a_.worker->progress();
-        b_.worker->progress();
-      }
+      turn(rounds);
       owner.worker->disconnect(owner.peer, Time::zero()).IgnoreError();
       // Nobody but the owner makes progress, and all its room is wanted for something else.
       gpu_->write(owner.at, std::string(kBytes, '!'));
@@ -195,10 +192,7 @@ TEST_F(Lent, ARegistrationThatGoesEndsWhatIsCopiedToIt) {
   for (size_t rounds = 0; rounds < 30; rounds += 2) {
     lend({.seed = rounds + 1});
     const TransferId id = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));
-    for (size_t i = 0; i < rounds; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
+    turn(rounds);
     ASSERT_TRUE(b_.worker->deregister_memory(b_.device_region).ok());
     gpu_->write(b_.at, std::string(kBytes, 'n'));
     const absl::Status status = finish(id);

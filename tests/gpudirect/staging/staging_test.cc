@@ -22,12 +22,6 @@ class StagedOrLent : public Lent, public testing::WithParamInterface<bool> {
   void begin(gpudirect::FakeOptions options = {}) {
     lent() ? lend(std::move(options)) : start("tcp", std::move(options));
   }
-  void turn(size_t rounds) {
-    for (size_t i = 0; i < rounds; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Ways, StagedOrLent, testing::Bool(), [](const auto& lent) {
   return std::string(lent.param ? "lent" : "staged");
@@ -224,10 +218,7 @@ TEST_F(Staged, APeerThatGoesLeavesNothingThatMoves) {
   for (const size_t rounds : {0, 2, 4, 8, 16, 32}) {
     start("tcp", {.seed = rounds + 1});
     const TransferId id = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));
-    for (size_t i = 0; i < rounds; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
+    turn(rounds);
     a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
     const absl::Status status = finish(id);
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;

@@ -31,11 +31,10 @@ CommunicatorOptions options_of(const std::string& provider, const std::string& s
   return options;
 }
 
-// Bytes on the device, some elements behind what is aligned.
-struct DeviceBytes : Placed<std::byte> {
-  DeviceBytes(InstalledFake& gpu, size_t bytes, size_t skip)
-      : Placed(&gpu, std::vector<std::byte>(bytes), skip) {}
-};
+using Bytes = Placed<std::byte>;
+std::vector<std::byte> all_of(size_t bytes, uint8_t value) {
+  return std::vector<std::byte>(bytes, std::byte{value});
+}
 
 // Small numbers of a type, whose sums and products depend on their order where they are floats; no
 // NaN comes of them.
@@ -83,14 +82,13 @@ std::vector<std::byte> result_of(Communicator& comm, InstalledFake* gpu, const S
   const size_t out_bytes = shape.count * element;
   const std::vector<std::byte> sent = numbers_of(shape.type, in_bytes / element, comm.rank());
   std::vector<std::byte> host_in = sent, host_out(out_bytes);
-  std::unique_ptr<DeviceBytes> there_in, there_out;
+  std::optional<Bytes> there_in, there_out;
   std::byte* in = host_in.data();
   std::byte* out = host_out.data();
   if (gpu != nullptr) {
-    there_in = std::make_unique<DeviceBytes>(*gpu, in_bytes, shape.count % 3 * element);
-    there_out = std::make_unique<DeviceBytes>(*gpu, out_bytes, shape.count % 2 * element);
-    there_in->put(sent);
-    there_out->put(host_out);
+    // Some elements behind what is aligned.
+    there_in.emplace(gpu, sent, shape.count % 3 * element);
+    there_out.emplace(gpu, host_out, shape.count % 2 * element);
     in = there_in->data();
     out = there_out->data();
   }
@@ -193,26 +191,24 @@ TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
     constexpr size_t kCount = 30'000;
     const auto n = static_cast<size_t>(comm.ranks());
     const auto rank = static_cast<size_t>(comm.rank());
-    DeviceBytes one(gpu, kCount, 0), all(gpu, n * kCount, 0), other(gpu, n * kCount, 0);
-    const std::vector<std::byte> mine(kCount, std::byte(rank + 1));
-    one.put(mine);
+    const std::vector<std::byte> mine = all_of(kCount, static_cast<uint8_t>(rank + 1));
+    Bytes one(&gpu, mine), all(&gpu, all_of(n * kCount, 0)), other(&gpu, all_of(n * kCount, 0));
     const DataType type = DataType::kU8;
     ASSERT_TRUE(comm.all_gather(one.data(), all.data(), kCount, type).ok());
     ASSERT_TRUE(comm.all_to_all(all.data(), other.data(), kCount, type).ok());
-    const std::vector<std::byte> got = other.get();
-    EXPECT_EQ(got, std::vector<std::byte>(n * kCount, std::byte(rank + 1)));
+    EXPECT_EQ(other.get(), all_of(n * kCount, static_cast<uint8_t>(rank + 1)));
     ASSERT_TRUE(comm.broadcast(one.data(), one.data(), kCount, type, 2).ok());
-    EXPECT_EQ(one.get(), std::vector<std::byte>(kCount, std::byte{3}));
+    EXPECT_EQ(one.get(), all_of(kCount, 3));
     const std::vector<size_t> counts(n, 100), offsets = {7, 9000, 20'000};
     auto work =
         comm.all_to_all_v_async(all.data(), counts, offsets, other.data(), counts, offsets, type);
     ASSERT_TRUE(work.ok() && comm.wait(*work).ok());
     // Blocks of 1,000 and more, the last rank's first, and nothing between them.
     const std::vector<size_t> lengths = {1000, 0, 2000}, starts = {5000, 9, 100};
-    other.put(std::vector<std::byte>(n * kCount, std::byte{0x77}));
+    other.put(all_of(n * kCount, 0x77));
     work = comm.all_gather_v_async(one.data(), lengths[rank], other.data(), lengths, starts, type);
     ASSERT_TRUE(work.ok() && comm.wait(*work).ok());
-    std::vector<std::byte> wanted(n * kCount, std::byte{0x77});
+    std::vector<std::byte> wanted = all_of(n * kCount, 0x77);
     std::fill_n(wanted.begin() + 5000, 1000, std::byte{3});
     std::fill_n(wanted.begin() + 100, 2000, std::byte{3});
     EXPECT_TRUE(other.get() == wanted);
@@ -242,23 +238,16 @@ TEST_P(CollectiveSums, UnevenBlocksAndFactorsAreCombinedRight) {
     constexpr size_t kFloats = 5000;
     const auto rank = static_cast<size_t>(comm.rank());
     const std::vector<size_t> lengths = {1000, 3, 2000}, starts = {2500, 0, 100};
-    DeviceBytes in(gpu, kFloats * sizeof(float), 0), out(gpu, kFloats * sizeof(float), 0);
-    std::vector<float> ones(kFloats, 1);
-    const auto* const bytes = reinterpret_cast<const std::byte*>(ones.data());
-    in.put({bytes, bytes + kFloats * sizeof(float)});
+    Placed<float> in(&gpu, std::vector<float>(kFloats, 1)), out(&gpu, std::vector<float>(kFloats));
     const float factor = static_cast<float>(rank) + 2;
     auto work =
         comm.reduce_scatter_v_async(in.data(), lengths, starts, out.data(), DataType::kF32,
                                     ReduceOp::kPreMulSum, {.ordered = true, .factor = &factor});
     ASSERT_TRUE(work.ok()) << work.status();
     ASSERT_EQ(comm.wait(*work), absl::OkStatus());
-    const std::vector<std::byte> got = out.get();
-    for (size_t i = 0; i < lengths[rank]; ++i) {
-      float sum = 0;
-      std::memcpy(&sum, got.data() + i * sizeof sum, sizeof sum);
-      ASSERT_EQ(sum, 2 + 3 + 4) << i;
-    }
-    EXPECT_TRUE(in.get() == std::vector<std::byte>(bytes, bytes + kFloats * sizeof(float)));
+    const std::vector<float> got = out.get();
+    for (size_t i = 0; i < lengths[rank]; ++i) ASSERT_EQ(got[i], 2 + 3 + 4) << i;
+    EXPECT_EQ(in.get(), std::vector<float>(kFloats, 1));
   });
   EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
   gpu.expect_clean();
@@ -269,12 +258,10 @@ std::string explained(InstalledFake& gpu, int ranks, const std::string& sums, si
                       bool ordered = true, ReduceOp op = ReduceOp::kSum) {
   std::string out;
   run_group(ranks, options_of("shm", sums), [&](Communicator& comm) {
-    DeviceBytes both(gpu, count, 0);
-    both.put(std::vector<std::byte>(count, std::byte{1}));
+    Bytes both(&gpu, all_of(count, 1));
     const CallOptions options{.ordered = ordered};
     ASSERT_TRUE(comm.all_reduce(both.data(), both.data(), count, DataType::kU8, op, options).ok());
-    const std::byte all{op == ReduceOp::kSum ? static_cast<uint8_t>(ranks) : uint8_t{1}};
-    EXPECT_EQ(both.get(), std::vector<std::byte>(count, all));
+    EXPECT_EQ(both.get(), all_of(count, op == ReduceOp::kSum ? static_cast<uint8_t>(ranks) : 1));
     if (comm.rank() == 0) out = comm.explain(Collective::kAllReduce, count, options);
   });
   return out;
@@ -285,8 +272,7 @@ std::string explained(InstalledFake& gpu, int ranks, const std::string& sums, si
 TEST(CollectiveSumsChosen, WhatIsOnTheDeviceIsTakenThere) {
   InstalledFake gpu({}, with_kernels());
   run_group(2, options_of("shm", "kernel"), [&](Communicator& comm) {
-    DeviceBytes both(gpu, 1000, 0);
-    both.put(std::vector<std::byte>(1000, std::byte{1}));
+    Bytes both(&gpu, all_of(1000, 1));
     const CallOptions options{.ordered = true, .algorithm = Algorithm::kDirect};
     ASSERT_TRUE(
         comm.all_reduce(both.data(), both.data(), 1000, DataType::kU8, ReduceOp::kSum, options)
@@ -377,18 +363,15 @@ TEST_P(CollectiveSums, AnErrorAtAnyCallEndsItAtEveryRank) {
               [&](Communicator& comm) {
                 constexpr size_t kCount = 20'000;
                 const auto rank = static_cast<size_t>(comm.rank());
-                std::vector<float> ones(kCount, 1);
-                DeviceBytes both(gpu, kCount * 4, 0);
-                std::vector<std::byte> bytes(kCount * 4);
-                std::memcpy(bytes.data(), ones.data(), bytes.size());
-                both.put(bytes);
+                const std::vector<float> ones(kCount, 1);
+                Placed<float> both(&gpu, ones);
                 const auto call = [&] {
                   return comm.all_reduce(both.data(), both.data(), kCount, DataType::kF32,
                                          ReduceOp::kSum, {.ordered = k % 4 < 2});
                 };
                 if (k % 2 == 0) {
                   ASSERT_TRUE(call().ok());
-                  both.put(bytes);
+                  both.put(ones);
                 }
                 ASSERT_TRUE(comm.barrier().ok());
                 if (rank == 0) gpu.fake().fail_call_in(k / 2, gpudirect::kNotSupported);
@@ -396,9 +379,7 @@ TEST_P(CollectiveSums, AnErrorAtAnyCallEndsItAtEveryRank) {
                 absl::Status status = comm.barrier();
                 if (status.ok()) status = call();
                 if (status.ok()) {
-                  const std::vector<std::byte> got = both.get();
-                  std::memcpy(ones.data(), got.data(), got.size());
-                  EXPECT_EQ(ones, std::vector<float>(kCount, kPair));
+                  EXPECT_EQ(both.get(), std::vector<float>(kCount, kPair));
                   return;
                 }
                 ++failures;
@@ -417,7 +398,7 @@ TEST_P(CollectiveSums, ADeviceLostInASumEndsTheCallAndTheHostsMemoryGoesOn) {
     InstalledFake gpu({.seed = seed}, with_kernels());
     run_group(2, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
       constexpr size_t kCount = 60'000;
-      DeviceBytes both(gpu, kCount, 0);
+      Bytes both(&gpu, all_of(kCount, 0));
       const auto call = [&] {
         return comm.all_reduce(both.data(), both.data(), kCount, DataType::kU8, ReduceOp::kSum,
                                {.ordered = true});

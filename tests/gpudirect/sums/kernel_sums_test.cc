@@ -2,8 +2,7 @@
 #include "gpudirect/contract/kernel_sums.h"
 
 #include "collectives/reduce/reduce.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/test.h"
+#include "tests/gpudirect/fake/with_device.h"
 #include "tests/until.h"
 
 namespace baton::gpudirect {
@@ -12,12 +11,9 @@ namespace {
 using internal::VectorSum;
 using Source = VectorSum::Source;
 
-class KernelSumsTest : public testing::Test {
+class KernelSumsTest : public WithDevice {
  protected:
-  explicit KernelSumsTest(uint64_t seed = 3) : fake_({.seed = seed}) {
-    device_ = *Device::open(FakeDriver::driver(), 0);
-    launcher_ = *Launcher::load(*device_, FakeDriver::image());
-  }
+  KernelSumsTest() : WithDevice({.seed = 3}) {}
   std::unique_ptr<KernelSums> make(const SumCosts& costs = {}, const CopyTable& copies = {}) {
     auto sums = KernelSums::create(*device_, *launcher_, copies, costs);
     EXPECT_TRUE(sums.ok()) << sums.status();
@@ -28,15 +24,6 @@ class KernelSumsTest : public testing::Test {
     until([&] { return (ended = sums.ended(slot)).has_value(); });
     return *ended;
   }
-  void expect_clean() {
-    launcher_.reset();
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), testing::IsEmpty());
-  }
-
-  FakeDriver fake_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
 };
 
 std::vector<float> floats(size_t count, uint64_t seed) {
@@ -77,8 +64,6 @@ TEST_F(KernelSumsTest, ALongSumGoesInParts) {
       << "a source has changed";
   EXPECT_EQ(fake_.calls_of("cuLaunchKernel"), 3u);
   fake_.free(at - 4);
-  sums.reset();
-  expect_clean();
 }
 
 TEST_F(KernelSumsTest, TheEndOfThemWaitsForSums) {
@@ -89,8 +74,6 @@ TEST_F(KernelSumsTest, TheEndOfThemWaitsForSums) {
   const std::array<Source, 2> twice = {{{as_bytes(values)}, {as_bytes(values)}}};
   ASSERT_TRUE(
       sums->begin(2, {.count = values.size(), .sources = twice, .target = as_bytes(values)}).ok());
-  sums.reset();
-  expect_clean();
 }
 
 TEST_F(KernelSumsTest, AnErrorIsToldAndTheNextSumWorks) {
@@ -143,8 +126,6 @@ TEST_F(KernelSumsTest, PriceIsTheSumOfWhatIsDone) {
   // Two parts: what one launch costs, twice.
   EXPECT_NEAR(price(262144, {{}}, nullptr) - 2 * price(131072, {{}}, nullptr), 0, 1);
   EXPECT_EQ(price(0, {{}}, nullptr), 0);
-  sums.reset();
-  expect_clean();
 }
 
 TEST_F(KernelSumsTest, CostsAreMeasuredForEveryType) {
@@ -153,7 +134,6 @@ TEST_F(KernelSumsTest, CostsAreMeasuredForEveryType) {
   for (const double start : costs->start) EXPECT_GT(start, 0);
   EXPECT_GT(costs->host_copy, 0);
   EXPECT_EQ(fake_.calls_of("cuLaunchKernel"), 2u * kernels::kSumElements);
-  expect_clean();
 }
 
 }  // namespace
