@@ -310,21 +310,14 @@ int moe_perf_main(int argc, char** argv) {
   Options options;
   MoeJob& job = options.job;
   CLI::App app("Times dispatch and combine of mixture-of-experts rows, with DeepEP's flags.");
-  app.add_option("--num-processes", job.ranks, "ranks, forked here")
-      ->check(whole_number(1, 256))
-      ->capture_default_str();
-  app.add_option("--num-tokens", job.tokens, "of each rank")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--hidden", job.hidden, "elements of a row")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--num-topk", job.top_k, "experts of a token")
-      ->check(whole_number(1, 64))
-      ->capture_default_str();
-  app.add_option("--num-experts", job.experts, "of all ranks together, a multiple of these")
-      ->check(whole_number(1, 32767))
-      ->capture_default_str();
+  const auto number = [&](const char* flag, int& value, int most, const char* text) {
+    app.add_option(flag, value, text)->check(whole_number(1, most))->capture_default_str();
+  };
+  number("--num-processes", job.ranks, 256, "ranks, forked here");
+  number("--num-tokens", job.tokens, 1 << 20, "of each rank");
+  number("--hidden", job.hidden, 1 << 20, "elements of a row");
+  number("--num-topk", job.top_k, 64, "experts of a token");
+  number("--num-experts", job.experts, 32767, "of all ranks together, a multiple of these");
   app.add_option("--type", options.type, "of rows: f32, bf16 or f16")
       ->check(one_of({"f32", "bf16", "f16"}))
       ->capture_default_str();
@@ -335,12 +328,8 @@ int moe_perf_main(int argc, char** argv) {
       ->check(one_of({"auto", "low_latency", "throughput"}))
       ->capture_default_str();
   app.add_option("--provider", options.provider, "shm, tcp, ...; otherwise the best there is");
-  app.add_option("-n,--num-tests", options.iterations, "timed rounds")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("-w,--num-warmups", options.warmup, "rounds before them")
-      ->check(whole_number(1, 1 << 20))
-      ->capture_default_str();
+  number("-n,--num-tests", options.iterations, 1 << 20, "timed rounds");
+  number("-w,--num-warmups", options.warmup, 1 << 20, "rounds before them");
   app.add_option("--json", options.json, "write one JSON object")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");

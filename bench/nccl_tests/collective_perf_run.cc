@@ -171,57 +171,70 @@ class Measurement {
     return call;
   }
 
-  // Starts the call on copy `slot` of the buffers.
-  absl::Status start(int slot) {
+  // The call on copy `slot` of the buffers: begun, or, with `waits`, to its end, as a program makes
+  // it that has one call at a time, and as the baselines do.
+  absl::Status start(int slot, bool waits) {
     const void* from = (in_place_ ? out_ : in_)->place(in(slot));
     void* to = out_->place(out(slot));
     const CallOptions call = this->call();
     const size_t count = point_.count;
     const DataType type = point_.type;
+    const ReduceOp op = point_.op;
+    const int root = point_.root;
+    using C = Communicator;
+    const auto make = [&](auto begin, auto run, auto... arguments) {
+      return waits ? (group_.*run)(arguments..., call) : keep((group_.*begin)(arguments..., call));
+    };
     switch (options_.collective) {
       case Measured::kAllReduce:
-        return keep(group_.all_reduce_async(from, to, count, type, point_.op, call));
+        return make(&C::all_reduce_async, &C::all_reduce, from, to, count, type, op);
       case Measured::kReduceScatter:
-        return keep(group_.reduce_scatter_async(from, to, count, type, point_.op, call));
+        return make(&C::reduce_scatter_async, &C::reduce_scatter, from, to, count, type, op);
       case Measured::kAllGather:
-        return keep(group_.all_gather_async(from, to, count, type, call));
+        return make(&C::all_gather_async, &C::all_gather, from, to, count, type);
       case Measured::kBroadcast:
-        return keep(group_.broadcast_async(from, to, count, type, point_.root, call));
+        return make(&C::broadcast_async, &C::broadcast, from, to, count, type, root);
       case Measured::kReduce:
-        return keep(group_.reduce_async(from, to, count, type, point_.op, point_.root, call));
+        return make(&C::reduce_async, &C::reduce, from, to, count, type, op, root);
       case Measured::kAllToAll:
-        return keep(group_.all_to_all_async(from, to, count, type, call));
-      case Measured::kSendReceive: {
-        const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
-        if (window_ != nullptr) {
-          const auto place = static_cast<size_t>(out(slot) - out_->data());
-          // The flush tells when all puts that are in flight together have ended.
-          CallOptions put = call;
-          put.detached = options_.aggregated > 1;
-          const auto work =
-              window_->put_signal(from, count * size_of(type), after, place, 0, 1, put);
-          absl::Status status = put.detached ? work.status() : keep(work);
-          ++signals_;
-          // The last signal comes behind the bytes of all.
-          if (!status.ok() || slot + 1 < options_.aggregated) return status;
-          if (put.detached) status = keep(window_->flush(after, call));
-          status.Update(keep(window_->wait_signal(before, 0, signals_, call)));
-          return status;
-        }
-        absl::Status status = keep(group_.send_async(from, count, type, after, call));
-        if (!status.ok()) return status;
-        return keep(group_.receive_async(to, count, type, before, call));
-      }
+        return make(&C::all_to_all_async, &C::all_to_all, from, to, count, type);
       case Measured::kGather:
-        return keep(group_.gather_async(from, to, count, type, point_.root, call));
+        return make(&C::gather_async, &C::gather, from, to, count, type, root);
       case Measured::kScatter:
-        return keep(group_.scatter_async(from, to, count, type, point_.root, call));
+        return make(&C::scatter_async, &C::scatter, from, to, count, type, root);
+      case Measured::kSendReceive:
+        return send_receive(slot, from, to);
       case Measured::kHypercube:
         return hypercube(slot);
       case Measured::kBarrier:
         break;
     }
-    return keep(group_.barrier_async(call));
+    return make(&C::barrier_async, &C::barrier);
+  }
+
+  // To the next rank, and from the one before.
+  absl::Status send_receive(int slot, const void* from, void* to) {
+    const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
+    const CallOptions call = this->call();
+    const size_t count = point_.count;
+    const DataType type = point_.type;
+    if (window_ == nullptr) {
+      absl::Status status = keep(group_.send_async(from, count, type, after, call));
+      if (!status.ok()) return status;
+      return keep(group_.receive_async(to, count, type, before, call));
+    }
+    const auto place = static_cast<size_t>(out(slot) - out_->data());
+    // The flush tells when all puts that are in flight together have ended.
+    CallOptions put = call;
+    put.detached = options_.aggregated > 1;
+    const auto work = window_->put_signal(from, count * size_of(type), after, place, 0, 1, put);
+    absl::Status status = put.detached ? work.status() : keep(work);
+    ++signals_;
+    // The last signal comes behind the bytes of all.
+    if (!status.ok() || slot + 1 < options_.aggregated) return status;
+    if (put.detached) status = keep(window_->flush(after, call));
+    status.Update(keep(window_->wait_signal(before, 0, signals_, call)));
+    return status;
   }
 
   absl::Status send(const Buffer& buffer, std::byte* at, size_t count, int to) {
@@ -253,40 +266,6 @@ class Measurement {
     return status;
   }
 
-  // The call on the only copy, to its end: what a program makes that has one call at a time, and
-  // what the baselines make.
-  absl::Status call_and_wait() {
-    const void* from = (in_place_ ? out_ : in_)->place(in(0));
-    void* to = out_->place(out(0));
-    const CallOptions call = this->call();
-    const size_t count = point_.count;
-    const DataType type = point_.type;
-    switch (options_.collective) {
-      case Measured::kAllReduce:
-        return group_.all_reduce(from, to, count, type, point_.op, call);
-      case Measured::kReduceScatter:
-        return group_.reduce_scatter(from, to, count, type, point_.op, call);
-      case Measured::kAllGather:
-        return group_.all_gather(from, to, count, type, call);
-      case Measured::kBroadcast:
-        return group_.broadcast(from, to, count, type, point_.root, call);
-      case Measured::kReduce:
-        return group_.reduce(from, to, count, type, point_.op, point_.root, call);
-      case Measured::kAllToAll:
-        return group_.all_to_all(from, to, count, type, call);
-      case Measured::kGather:
-        return group_.gather(from, to, count, type, point_.root, call);
-      case Measured::kScatter:
-        return group_.scatter(from, to, count, type, point_.root, call);
-      case Measured::kSendReceive:
-      case Measured::kHypercube:
-        break;  // several calls
-      case Measured::kBarrier:
-        return group_.barrier(call);
-    }
-    return absl::InternalError("not one call");
-  }
-
   absl::Status keep(absl::StatusOr<Work> work) {
     if (work.ok()) works_.push_back(*work);
     return work.status();
@@ -295,12 +274,10 @@ class Measurement {
   // One iteration: -m calls, waited for.
   absl::Status iterate() {
     const bool one_call = collective_of(options_.collective) != Collective::kSendReceive;
-    if (options_.aggregated == 1 && one_call) {
-      return call_and_wait();
-    }
+    if (options_.aggregated == 1 && one_call) return start(0, true);
     works_.clear();
     for (int slot = 0; slot < options_.aggregated; ++slot) {
-      if (absl::Status status = start(slot); !status.ok()) return status;
+      if (absl::Status status = start(slot, false); !status.ok()) return status;
     }
     absl::Status first;
     for (const Work& work : works_) first.Update(group_.wait(work));

@@ -2,6 +2,7 @@
 #include "bench/nccl_tests/collective_perf_table.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -83,33 +84,10 @@ IterationStats IterationStats::of(std::vector<double> samples) {
 }
 
 std::string nccl_name(DataType type) {
-  switch (type) {
-    case DataType::kF32:
-      return "float";
-    case DataType::kF16:
-      return "half";
-    case DataType::kBF16:
-      return "bfloat16";
-    case DataType::kF64:
-      return "double";
-    case DataType::kI8:
-      return "int8";
-    case DataType::kU8:
-      return "uint8";
-    case DataType::kI32:
-      return "int32";
-    case DataType::kI64:
-      return "int64";
-    case DataType::kF8E4M3:
-    case DataType::kF8E5M2:
-    case DataType::kBool:
-      return std::string(name_of(type));
-    case DataType::kU32:
-      return "uint32";
-    case DataType::kU64:
-      return "uint64";
-  }
-  return "";
+  static constexpr std::array<const char*, kDataTypes> kNames = {
+      "float", "half",   "bfloat16", "double", "int8",   "uint8", "int32",
+      "int64", "f8e4m3", "f8e5m2",   "uint32", "uint64", "bool"};
+  return kNames[static_cast<size_t>(type)];
 }
 
 std::string redop_name(const CollectivePerfOptions& options, ReduceOp op) {

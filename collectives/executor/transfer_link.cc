@@ -344,6 +344,19 @@ absl::Status TransferLink::status() const {
   return failure_;
 }
 
+namespace {
+
+// The counter that `bytes` begin with, which are shorter by it afterwards.
+absl::Status take_counter(std::string_view& bytes, RemoteCounter& out) {
+  const auto counter = RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
+  if (!counter.ok()) return counter.status();
+  out = *counter;
+  bytes.remove_prefix(RemoteCounter::kEncodedBytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 std::string TransferLink::Offer::encode() const {
   std::string out;
   for (const RemoteCounter& counter : room) out += counter.encode();
@@ -356,11 +369,7 @@ absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view
   }
   Offer offer;
   for (RemoteCounter& room : offer.room) {
-    absl::StatusOr<RemoteCounter> counter =
-        RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
-    if (!counter.ok()) return counter.status();
-    room = *counter;
-    bytes.remove_prefix(RemoteCounter::kEncodedBytes);
+    if (absl::Status status = take_counter(bytes, room); !status.ok()) return status;
   }
   return offer;
 }
@@ -387,11 +396,8 @@ absl::StatusOr<TransferLink::Slots> TransferLink::Slots::decode(std::string_view
   slots.region = *region;
   bytes.remove_prefix(RemoteRegion::kEncodedBytes);
   for (uint32_t i = 0; i < kCounters; ++i) {
-    absl::StatusOr<RemoteCounter> counter =
-        RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
-    if (!counter.ok()) return counter.status();
-    slots.arrived[i / kSlots][i % kSlots] = *counter;
-    bytes.remove_prefix(RemoteCounter::kEncodedBytes);
+    absl::Status status = take_counter(bytes, slots.arrived[i / kSlots][i % kSlots]);
+    if (!status.ok()) return status;
   }
   std::memcpy(&slots.offset, bytes.data(), 8);
   std::memcpy(&slots.slot_bytes, bytes.data() + 8, 8);

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "collectives/communicator.h"
+#include "collectives/schedules/schedule.h"
 
 namespace baton::collectives::internal {
 
@@ -34,10 +35,7 @@ struct Request {
   bool uneven = false;
   Blocks blocks = {};
 
-  bool reduces() const {
-    return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-           collective == Collective::kReduce;
-  }
+  bool reduces() const { return schedules::reduces(collective); }
 };
 
 // How many elements of `in` and of `out` a rank names, from where they begin to the last one.

@@ -15,6 +15,7 @@ namespace baton {
 
 using collectives::RankInfo;
 using collectives::internal::EndpointImpl;
+using collectives::internal::Request;
 
 namespace {
 
@@ -63,6 +64,12 @@ absl::StatusOr<Members> meet_at_rendezvous(Endpoint& endpoint, const Communicato
   }
   if (members.uuid == 0) members.uuid = 1;
   return members;
+}
+
+// A call that combines nothing.
+Request moving(Collective what, const void* in, void* out, size_t count, DataType type,
+               const CallOptions& options, int root = 0) {
+  return {what, in, out, count, type, ReduceOp::kSum, root, &options};
 }
 
 }  // namespace
@@ -184,15 +191,13 @@ absl::StatusOr<Work> Communicator::reduce_scatter_async(const void* in, void* ou
 
 absl::StatusOr<Work> Communicator::all_gather_async(const void* in, void* out, size_t count,
                                                     DataType type, const CallOptions& options) {
-  return impl_->starter->begin(
-      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, &options});
+  return impl_->starter->begin(moving(Collective::kAllGather, in, out, count, type, options));
 }
 
 absl::StatusOr<Work> Communicator::broadcast_async(const void* in, void* out, size_t count,
                                                    DataType type, int root,
                                                    const CallOptions& options) {
-  return impl_->starter->begin(
-      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->begin(moving(Collective::kBroadcast, in, out, count, type, options, root));
 }
 
 absl::StatusOr<Work> Communicator::reduce_async(const void* in, void* out, size_t count,
@@ -203,38 +208,29 @@ absl::StatusOr<Work> Communicator::reduce_async(const void* in, void* out, size_
 
 absl::StatusOr<Work> Communicator::all_to_all_async(const void* in, void* out, size_t count,
                                                     DataType type, const CallOptions& options) {
-  return impl_->starter->begin(
-      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, &options});
+  return impl_->starter->begin(moving(Collective::kAllToAll, in, out, count, type, options));
 }
 
 absl::StatusOr<Work> Communicator::scatter_async(const void* in, void* out, size_t count,
                                                  DataType type, int root,
                                                  const CallOptions& options) {
-  return impl_->starter->begin(
-      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->begin(moving(Collective::kScatter, in, out, count, type, options, root));
 }
 
 absl::StatusOr<Work> Communicator::gather_async(const void* in, void* out, size_t count,
                                                 DataType type, int root,
                                                 const CallOptions& options) {
-  return impl_->starter->begin(
-      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->begin(moving(Collective::kGather, in, out, count, type, options, root));
 }
 
 absl::StatusOr<Work> Communicator::all_gather_v_async(const void* in, size_t count, void* out,
                                                       absl::Span<const size_t> counts,
                                                       absl::Span<const size_t> offsets,
                                                       DataType type, const CallOptions& options) {
-  return impl_->starter->begin({Collective::kAllGather,
-                                in,
-                                out,
-                                count,
-                                type,
-                                ReduceOp::kSum,
-                                0,
-                                &options,
-                                true,
-                                {counts, offsets}});
+  Request request = moving(Collective::kAllGather, in, out, count, type, options);
+  request.uneven = true;
+  request.blocks = {counts, offsets};
+  return impl_->starter->begin(request);
 }
 
 absl::StatusOr<Work> Communicator::reduce_scatter_v_async(const void* in,
@@ -243,16 +239,11 @@ absl::StatusOr<Work> Communicator::reduce_scatter_v_async(const void* in,
                                                           void* out, DataType type, ReduceOp op,
                                                           const CallOptions& options) {
   const auto own = static_cast<size_t>(rank());
-  return impl_->starter->begin({Collective::kReduceScatter,
-                                in,
-                                out,
-                                own < counts.size() ? counts[own] : 0,
-                                type,
-                                op,
-                                0,
-                                &options,
-                                true,
-                                {counts, offsets}});
+  const size_t count = own < counts.size() ? counts[own] : 0;
+  Request request{Collective::kReduceScatter, in, out, count, type, op, 0, &options};
+  request.uneven = true;
+  request.blocks = {counts, offsets};
+  return impl_->starter->begin(request);
 }
 
 absl::StatusOr<Work> Communicator::all_to_all_v_async(
@@ -300,13 +291,11 @@ absl::Status Communicator::reduce_scatter(const void* in, void* out, size_t coun
 }
 absl::Status Communicator::all_gather(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
-  return impl_->starter->run(
-      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, &options});
+  return impl_->starter->run(moving(Collective::kAllGather, in, out, count, type, options));
 }
 absl::Status Communicator::broadcast(const void* in, void* out, size_t count, DataType type,
                                      int root, const CallOptions& options) {
-  return impl_->starter->run(
-      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->run(moving(Collective::kBroadcast, in, out, count, type, options, root));
 }
 absl::Status Communicator::reduce(const void* in, void* out, size_t count, DataType type,
                                   ReduceOp op, int root, const CallOptions& options) {
@@ -314,18 +303,15 @@ absl::Status Communicator::reduce(const void* in, void* out, size_t count, DataT
 }
 absl::Status Communicator::all_to_all(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
-  return impl_->starter->run(
-      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, &options});
+  return impl_->starter->run(moving(Collective::kAllToAll, in, out, count, type, options));
 }
 absl::Status Communicator::scatter(const void* in, void* out, size_t count, DataType type, int root,
                                    const CallOptions& options) {
-  return impl_->starter->run(
-      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->run(moving(Collective::kScatter, in, out, count, type, options, root));
 }
 absl::Status Communicator::gather(const void* in, void* out, size_t count, DataType type, int root,
                                   const CallOptions& options) {
-  return impl_->starter->run(
-      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, &options});
+  return impl_->starter->run(moving(Collective::kGather, in, out, count, type, options, root));
 }
 absl::Status Communicator::send(const void* in, size_t count, DataType type, int to,
                                 const CallOptions& options) {

@@ -361,15 +361,17 @@ void Communicator::Impl::abort(const absl::Status& why) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::make(
-    absl::Span<const Handle> members, uint64_t uuid, GroupOptions of_group) {
-  CommunicatorOptions own = collectives::internal::options_of(std::move(of_group));
+    absl::Span<const Handle> members, uint64_t uuid, CommunicatorOptions own, bool ready) {
   CostParameters cost;
   {
     Lock lock(mutex);
     cost = tuner->parameters();
   }
+  const Time start_timeout = own.start_timeout;
   auto impl = std::make_unique<Impl>(std::move(own), endpoint, core);
-  if (absl::Status status = impl->start(members, uuid, false, &cost); !status.ok()) return status;
+  absl::Status status = impl->start(members, uuid, ready, &cost);
+  if (status.ok() && ready) status = impl->wait_ready(start_timeout);
+  if (!status.ok()) return status;
   return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
 
@@ -416,7 +418,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::finish_split(
                    [&](size_t a, size_t b) { return all[a][1] < all[b][1]; });
   std::vector<Handle> members;
   for (const size_t member : order) members.push_back(split.handles[member]);
-  return make(members, split.uuid, std::move(of_group));
+  return make(members, split.uuid, collectives::internal::options_of(std::move(of_group)));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(
@@ -451,7 +453,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(
     }
     uuid = made.value();
   }
-  return make(chosen, uuid, std::move(of_group));
+  return make(chosen, uuid, collectives::internal::options_of(std::move(of_group)));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
@@ -459,8 +461,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
   absl::StatusOr<std::vector<int>> left;
   uint64_t uuid = 0;
   std::vector<Handle> chosen;
-  CostParameters cost;
-  CommunicatorOptions own = options;
   {
     Lock lock(mutex);
     left = survivors.agree(lock);
@@ -472,12 +472,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
       chosen.push_back(mesh.handles()[member]);
     }
     uuid = made.value();
-    cost = tuner->parameters();
   }
-  auto impl = std::make_unique<Impl>(std::move(own), endpoint, core);
-  if (absl::Status status = impl->start(chosen, uuid, true, &cost); !status.ok()) return status;
-  if (absl::Status status = impl->wait_ready(options.start_timeout); !status.ok()) return status;
-  return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
+  return make(chosen, uuid, options, true);
 }
 
 absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> members,

@@ -150,8 +150,10 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
                      Time start_timeout, const collectives::prediction::CostParameters* cost);
   void end_group();
   void enter_next();
+  // Another one of this endpoint, with the costs of this one; `ready`: waits until it is.
   absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const Handle> members,
-                                                     uint64_t uuid, GroupOptions of_group);
+                                                     uint64_t uuid, CommunicatorOptions own,
+                                                     bool ready = false);
 
   std::optional<Next> next_;
   Work entering_;  // of reconfigure(): ends when the group is ready; sequence 0: none

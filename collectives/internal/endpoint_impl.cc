@@ -171,17 +171,31 @@ absl::Status EndpointImpl::publish_new_regions() {
 
 // --- processes -----------------------------------------------------------------------------------
 
-Process& EndpointImpl::process(const Handle& handle) {
-  std::unique_ptr<Process>& process = processes_[handle.uid().bytes];
+Process& EndpointImpl::process_of(const WorkerUid& uid) {
+  std::unique_ptr<Process>& process = processes_[uid.bytes];
   if (process == nullptr) {
     process = std::make_unique<Process>();
-    process->uid = handle.uid();
-  }
-  if (!process->has_handle) {
-    process->handle = handle;
-    process->has_handle = true;
+    process->uid = uid;
   }
   return *process;
+}
+
+Process& EndpointImpl::process(const Handle& handle) {
+  Process& process = process_of(handle.uid());
+  if (!process.has_handle) {
+    process.handle = handle;
+    process.has_handle = true;
+  }
+  return process;
+}
+
+template <typename... Args>
+void EndpointImpl::tell_groups(void (Group::*what)(Process&, Args...), Process& process,
+                               Args... args) {
+  for (size_t i = 0; i < all_.size(); ++i) {
+    wake(*all_[i]);
+    (all_[i]->*what)(process, args...);
+  }
 }
 
 Process* EndpointImpl::process_at(PeerId peer) {
@@ -231,11 +245,7 @@ void EndpointImpl::look_at_table(Process& process) {
 }
 
 void EndpointImpl::became_ready(Process& process) {
-  if (!process.ready()) return;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    wake(*all_[i]);
-    all_[i]->on_ready(process);
-  }
+  if (process.ready()) tell_groups(&Group::on_ready, process);
 }
 
 void EndpointImpl::go_down(Process& process, const absl::Status& why) {
@@ -244,11 +254,7 @@ void EndpointImpl::go_down(Process& process, const absl::Status& why) {
   process.unsent.clear();
   process.why_down = why;
   process.wanted_since = kNever;
-  if (process.goodbye) return;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    wake(*all_[i]);
-    all_[i]->on_down(process, why);
-  }
+  if (!process.goodbye) tell_groups<const absl::Status&>(&Group::on_down, process, why);
 }
 
 void EndpointImpl::call(Process& process) {
@@ -283,12 +289,7 @@ void EndpointImpl::on_events() {
         continue;
       }
       if (process == nullptr) {
-        std::unique_ptr<Process>& found = processes_[event->uid.bytes];
-        if (found == nullptr) {
-          found = std::make_unique<Process>();
-          found->uid = event->uid;
-        }
-        process = found.get();
+        process = &process_of(event->uid);
         by_peer_[{event->peer.index, event->peer.generation}] = process;
       }
       if (process->up) continue;  // both have called: one of the two connections is enough
@@ -383,10 +384,7 @@ void EndpointImpl::on_notification(Process& from, std::string_view payload) {
 void EndpointImpl::on_own_message(Process& from, ControlMessage kind, std::string_view body) {
   if (kind == ControlMessage::kGoodbye) {
     from.goodbye = true;
-    for (size_t i = 0; i < all_.size(); ++i) {
-      wake(*all_[i]);
-      all_[i]->on_goodbye(from);
-    }
+    tell_groups(&Group::on_goodbye, from);
   } else if (kind == ControlMessage::kView) {
     from.can_view = body == "1" ? 1 : 0;
     became_ready(from);

@@ -242,6 +242,9 @@ class EndpointImpl {
   void run_background();
   void set_sleepers(uint32_t sleepers);
   absl::Status publish_new_regions();
+  Process& process_of(const WorkerUid& uid);
+  template <typename... Args>
+  void tell_groups(void (Group::*what)(Process&, Args...), Process& process, Args... args);
   Process* process_at(PeerId peer);
   void call(Process& process);
   void came_up(Process& process);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <mutex>
 
 #include "absl/container/flat_hash_map.h"
@@ -18,7 +19,6 @@ namespace {
 constexpr size_t kLeastChunk = 16 << 10;
 constexpr size_t kCacheLine = 64;
 constexpr size_t kMostShapes = 512;
-constexpr size_t kMostChoices = 1024;
 
 struct ShapeKey {
   ScheduleSpec spec;
@@ -28,22 +28,8 @@ struct ShapeKey {
   friend H AbslHashValue(H hash, const ShapeKey& key) {
     const ScheduleSpec& s = key.spec;
     return H::combine(std::move(hash), static_cast<int>(s.collective),
-                      static_cast<int>(s.algorithm), s.ranks, s.root, s.peer, s.node_size,
-                      s.channels, s.ordered, key.node_size);
-  }
-};
-
-struct ChoiceKey {
-  CallShape call;
-  Override fixed;
-  bool operator==(const ChoiceKey&) const = default;
-  template <typename H>
-  friend H AbslHashValue(H hash, const ChoiceKey& key) {
-    const CallShape& c = key.call;
-    const Override& o = key.fixed;
-    return H::combine(std::move(hash), static_cast<int>(c.collective), c.ranks, c.root, c.peer,
-                      c.bytes, c.element_bytes, c.ordered, c.uneven, o.has_algorithm,
-                      static_cast<int>(o.algorithm), o.channels, o.chunk_bytes);
+                      static_cast<int>(s.algorithm), s.ranks, s.node_size, s.channels, s.ordered,
+                      key.node_size);
   }
 };
 
@@ -56,15 +42,22 @@ size_t round_part(size_t bytes, size_t element_bytes, bool up) {
   return std::max(element_bytes, up ? divide_up(bytes, unit) * unit : bytes / unit * unit);
 }
 
-// The same schedule for all roots, as far as time goes.
-ShapeKey key_of(const ScheduleSpec& spec, uint32_t node_size) {
+// Remembered for all models of the process: its groups, and its ranks where it has several, count
+// alike.
+absl::StatusOr<std::shared_ptr<const ScheduleShape>> shape_of(const ScheduleSpec& spec,
+                                                              uint32_t node_size) {
+  static std::mutex mutex;
+  static auto& known = *new absl::flat_hash_map<ShapeKey, std::shared_ptr<const ScheduleShape>>;
+  if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
   ShapeKey key{spec, node_size};
-  key.spec.root = 0;
-  if (spec.collective == Collective::kSendReceive) {
-    const bool local = spec.root / node_size == spec.peer / node_size;
-    key.spec.peer = std::min(local ? 1 : node_size, spec.ranks - 1);
-  }
-  return key;
+  key.spec.root = 0;  // as far as time goes, the schedule is the same for all roots
+  const std::lock_guard lock(mutex);
+  if (const auto at = known.find(key); at != known.end()) return at->second;
+  absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
+  if (!counted.ok()) return counted.status();
+  if (known.size() >= kMostShapes) known.clear();
+  return known.emplace(key, std::make_shared<const ScheduleShape>(*std::move(counted)))
+      .first->second;
 }
 
 absl::Status check(const CallShape& call) {
@@ -76,69 +69,31 @@ absl::Status check(const CallShape& call) {
   return absl::OkStatus();
 }
 
+// Seconds for parts of so many bytes, of which pieces in flight take turns in `lanes`.
+double predict(const ScheduleShape& shape, const CostParameters& cost, const CallShape& call,
+               size_t part_bytes, uint32_t lanes) {
+  const size_t whole = std::max<size_t>(1, divide_up(call.bytes, shape.parts));
+  const size_t part = std::clamp<size_t>(part_bytes, 1, whole);
+  const double pieces = static_cast<double>(whole) / static_cast<double>(part);
+  const double turns = std::ceil(std::ceil(pieces) / lanes);
+  const bool barrier = call.collective == Collective::kBarrier;
+  const PieceSeconds seconds =
+      price(shape, cost, barrier || call.bytes == 0 ? 0 : static_cast<double>(part));
+  // The first piece fills the pipeline; then either a core or a port is always busy, or each lane
+  // waits for its own piece before it begins the next.
+  return seconds.alone + std::max((pieces - 1) * seconds.busy, (turns - 1) * seconds.next);
+}
+
 }  // namespace
 
-struct CostModel::Memory {
-  absl::flat_hash_map<ShapeKey, ScheduleShape> shapes;
-  absl::flat_hash_map<ChoiceKey, Choice> choices;
-
-  // Valid until the next call.
-  absl::StatusOr<const ScheduleShape*> shape_of(const ScheduleSpec& spec, uint32_t node_size) {
-    const ShapeKey key = key_of(spec, node_size);
-    if (const auto at = shapes.find(key); at != shapes.end()) return &at->second;
-    if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
-    absl::StatusOr<ScheduleShape> counted = counted_once(key, node_size);
-    if (!counted.ok()) return counted.status();
-    if (shapes.size() >= kMostShapes) shapes.clear();
-    return &shapes.emplace(key, *std::move(counted)).first->second;
-  }
-
-  // For all models of the process: its groups, and its ranks where it has several, count alike.
-  static absl::StatusOr<ScheduleShape> counted_once(const ShapeKey& key, uint32_t node_size) {
-    static std::mutex mutex;
-    static auto& of_all = *new decltype(shapes);
-    const std::lock_guard lock(mutex);
-    if (const auto at = of_all.find(key); at != of_all.end()) return at->second;
-    absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
-    if (!counted.ok()) return counted;
-    if (of_all.size() >= kMostShapes) of_all.clear();
-    of_all.emplace(key, *counted);
-    return counted;
-  }
-};
-
 CostModel::CostModel(CostParameters parameters, size_t slot_bytes, uint32_t lanes)
-    : slot_bytes_(std::max<size_t>(1, slot_bytes)),
-      lanes_(std::max(1u, lanes)),
-      memory_(std::make_unique<Memory>()) {
+    : slot_bytes_(std::max<size_t>(1, slot_bytes)), lanes_(std::max(1u, lanes)) {
   set_parameters(parameters);
 }
-CostModel::~CostModel() = default;
-CostModel::CostModel(CostModel&&) noexcept = default;
-CostModel& CostModel::operator=(CostModel&&) noexcept = default;
 
 void CostModel::set_parameters(const CostParameters& parameters) {
   parameters_ = parameters;
   parameters_.node_size = std::max(1u, parameters.node_size);
-  memory_->choices.clear();
-}
-
-absl::StatusOr<double> CostModel::predict(const CallShape& call, const Choice& choice) const {
-  if (absl::Status status = check(call); !status.ok()) return status;
-  absl::StatusOr<const ScheduleShape*> shape =
-      memory_->shape_of(choice.spec, parameters_.node_size);
-  if (!shape.ok()) return shape.status();
-  const size_t parts = (*shape)->parts;
-  const size_t whole = std::max<size_t>(1, divide_up(call.bytes, parts));
-  const size_t part = std::clamp<size_t>(choice.part_bytes, 1, whole);
-  const double pieces = static_cast<double>(whole) / static_cast<double>(part);
-  const double turns = std::ceil(std::ceil(pieces) / lanes_);
-  const bool barrier = call.collective == Collective::kBarrier;
-  const PieceSeconds seconds =
-      price(**shape, parameters_, barrier || call.bytes == 0 ? 0 : static_cast<double>(part));
-  // The first piece fills the pipeline; then either a core or a port is always busy, or each lane
-  // waits for its own piece before it begins the next.
-  return seconds.alone + std::max((pieces - 1) * seconds.busy, (turns - 1) * seconds.next);
 }
 
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
@@ -148,7 +103,7 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
   if (fixed.has_algorithm) algorithms = {fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(
-      absl::StrFormat("no algorithm for %s", std::string(name_of(call.collective))));
+      absl::StrFormat("%s runs by no schedule", std::string(name_of(call.collective))));
   for (Algorithm algorithm : algorithms) {
     const bool hierarchical = algorithm == Algorithm::kHierarchical;
     const uint32_t node_size = parameters_.node_size;
@@ -162,7 +117,6 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                      .algorithm = algorithm,
                      .ranks = call.ranks,
                      .root = call.root,
-                     .peer = call.peer,
                      .node_size = hierarchical ? node_size : 1,
                      .channels = fixed.channels != 0 ? fixed.channels : channels,
                      .ordered = call.ordered};
@@ -171,7 +125,7 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
             "%s does not take blocks of different lengths: use direct", choice.spec.to_string()));
         continue;
       }
-      absl::StatusOr<const ScheduleShape*> shape = memory_->shape_of(choice.spec, node_size);
+      const auto shape = shape_of(choice.spec, node_size);
       if (!shape.ok()) {
         if (channels == 1) refused = shape.status();
         continue;
@@ -199,9 +153,7 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
             std::min(full, round_part(divide_up(whole, pieces), call.element_bytes, true));
         if (choice.part_bytes == before) continue;
         before = choice.part_bytes;
-        absl::StatusOr<double> seconds = predict(call, choice);
-        if (!seconds.ok()) return seconds.status();
-        choice.seconds = *seconds;
+        choice.seconds = predict(**shape, parameters_, call, choice.part_bytes, lanes_);
         out.push_back(choice);
       }
     }
@@ -213,12 +165,8 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
 }
 
 absl::StatusOr<Choice> CostModel::choose(const CallShape& call, const Override& fixed) const {
-  const ChoiceKey key{call, fixed};
-  if (const auto at = memory_->choices.find(key); at != memory_->choices.end()) return at->second;
   absl::StatusOr<std::vector<Choice>> all = candidates(call, fixed);
   if (!all.ok()) return all.status();
-  if (memory_->choices.size() >= kMostChoices) memory_->choices.clear();
-  memory_->choices.emplace(key, all->front());
   return all->front();
 }
 

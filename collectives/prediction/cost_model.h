@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,42 +62,32 @@ struct CallShape {
   Collective collective = Collective::kAllReduce;
   uint32_t ranks = 1;
   uint32_t root = 0;
-  uint32_t peer = 0;  // of send_receive
-  size_t bytes = 0;   // nccl-tests' size: of the whole vector
+  size_t bytes = 0;  // nccl-tests' size: of the whole vector
   size_t element_bytes = 4;
   bool ordered = false;
   bool uneven = false;  // blocks of different lengths: see takes_uneven_blocks()
   bool operator==(const CallShape&) const = default;
 };
 
-// Used by one thread at a time: what is asked often is remembered, also by const calls.
 class CostModel {
  public:
   // `slot_bytes`: the largest message; `lanes`: pieces in flight.
   CostModel(CostParameters parameters, size_t slot_bytes, uint32_t lanes);
-  ~CostModel();
-  CostModel(CostModel&&) noexcept;
-  CostModel& operator=(CostModel&&) noexcept;
 
   const CostParameters& parameters() const { return parameters_; }
   void set_parameters(const CostParameters& parameters);
 
-  // Seconds for this choice. InvalidArgument where the schedule does not exist.
-  absl::StatusOr<double> predict(const CallShape& call, const Choice& choice) const;
   // Every candidate, the fastest first; never empty. InvalidArgument for a call or an override that
   // no schedule serves.
   absl::StatusOr<std::vector<Choice>> candidates(const CallShape& call,
                                                  const Override& fixed = {}) const;
-  // The first of the candidates. Of a call chosen before: under 20 us, and nothing is allocated.
+  // The first of the candidates.
   absl::StatusOr<Choice> choose(const CallShape& call, const Override& fixed = {}) const;
 
  private:
-  struct Memory;  // the shapes of schedules, and choices made
-
   CostParameters parameters_;
   size_t slot_bytes_;
   uint32_t lanes_;
-  std::unique_ptr<Memory> memory_;
 };
 
 // A table of the candidates for people: algorithm, channels, chunk, predicted; and, where it is

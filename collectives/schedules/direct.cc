@@ -57,14 +57,7 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
       for (uint32_t i = 1; i < n; ++i) w.signal((rank + i) % n);
       for (uint32_t i = 1; i < n; ++i) w.await_signal((rank + n - i) % n);
       break;
-    case Collective::kSendReceive:
-      if (spec.root == spec.peer) {
-        if (rank == spec.root) w.copy(output(0), input(0));
-      } else if (rank == spec.root) {
-        w.send(spec.peer, input(0));
-      } else if (rank == spec.peer) {
-        w.receive(spec.root, output(0));
-      }
+    default:
       break;
   }
 }

@@ -14,11 +14,6 @@ namespace {
 constexpr uint32_t kMostRanks = 1u << 20;
 constexpr uint32_t kMostChannels = 64;
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
-}
-
 bool folds(const ScheduleSpec& spec) { return spec.ordered && reduces(spec.collective); }
 
 Shape shape_of(const ScheduleSpec& spec) {
@@ -56,10 +51,7 @@ Shape shape_of(const ScheduleSpec& spec) {
 std::string ScheduleSpec::to_string() const {
   std::string text = absl::StrFormat("%s %s n=%d", std::string(name_of(collective)),
                                      std::string(name_of(algorithm)), ranks);
-  if (rooted(collective)) {
-    absl::StrAppend(&text, " root=", root);
-  }
-  if (collective == Collective::kSendReceive) absl::StrAppend(&text, " from=", root, " to=", peer);
+  if (rooted(collective)) absl::StrAppend(&text, " root=", root);
   if (algorithm == Algorithm::kHierarchical) absl::StrAppend(&text, " node_size=", node_size);
   absl::StrAppend(&text, " channels=", channels, ordered ? " ordered" : "");
   return text;
@@ -88,8 +80,9 @@ std::vector<Algorithm> algorithms_for(Collective collective, bool ordered) {
     case Collective::kScatter:
       return {A::kDirect, A::kRecursiveDoubling};
     case Collective::kAllToAll:
-    case Collective::kSendReceive:
       return {A::kDirect};
+    case Collective::kSendReceive:
+      break;
   }
   return {};
 }
@@ -111,7 +104,6 @@ absl::Status validate(const ScheduleSpec& spec) {
     return refuse(absl::StrFormat("use 1 to %d channels", kMostChannels));
   }
   if (spec.root >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.root));
-  if (spec.peer >= spec.ranks) return refuse(absl::StrFormat("there is no rank %d", spec.peer));
   if (spec.node_size == 0) return refuse("a node has at least one rank");
   const std::vector<Algorithm> known = algorithms_for(spec.collective, spec.ordered);
   if (std::find(known.begin(), known.end(), spec.algorithm) == known.end()) {

@@ -14,7 +14,6 @@
 //   all_to_all                      input part p goes to rank p; output part p came from rank p
 //   gather                          input: part `rank` only; output at `root`: p came from rank p
 //   scatter                         input at `root`: p goes to rank p; output: part `rank` only
-//   send_receive                    one part: input at `root`, output at `peer`
 //   barrier                         no data: messages of no parts
 //
 // Messages. A rank's programs of one lane run one after the other, and the j-th message it sends to
@@ -79,8 +78,7 @@ struct ScheduleSpec {
   Collective collective = Collective::kAllReduce;
   Algorithm algorithm = Algorithm::kRing;
   uint32_t ranks = 1;
-  uint32_t root = 0;       // broadcast, reduce, gather, scatter; the sender of send_receive
-  uint32_t peer = 0;       // the receiver of send_receive
+  uint32_t root = 0;       // broadcast, reduce, gather, scatter
   uint32_t node_size = 1;  // hierarchical: ranks [k * node_size, (k + 1) * node_size) share a node;
                            // the last node may be smaller
   uint32_t channels = 1;   // variants that share the load: rings in both directions and with other
@@ -100,7 +98,8 @@ struct ScheduleSpec {
 // why not and which algorithms do.
 absl::Status validate(const ScheduleSpec& spec);
 
-// The algorithms that implement this collective, the preferred one first.
+// The algorithms that implement this collective, the preferred one first. Sends and receives have
+// none: they run by no schedule.
 std::vector<Algorithm> algorithms_for(Collective collective, bool ordered = false);
 
 // True if the blocks of all_gather and reduce_scatter may have different lengths (all_gather_v,
@@ -111,6 +110,12 @@ bool takes_uneven_blocks(const ScheduleSpec& spec);
 constexpr bool rooted(Collective collective) {
   return collective == Collective::kBroadcast || collective == Collective::kReduce ||
          collective == Collective::kGather || collective == Collective::kScatter;
+}
+
+// True for collectives that combine what ranks contribute.
+constexpr bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+         collective == Collective::kReduce;
 }
 
 // How many parts a piece has. At least 1, of barriers too.

@@ -8,6 +8,7 @@
 namespace baton {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class Mismatch : public OverProviders {};
@@ -17,64 +18,52 @@ const size_t kMismatchedCounts[] = {100, 10000, 100000};
 
 // Promise(collectives): Ranks that disagree on count or type all get an error | messages carry both
 TEST_P(Mismatch, SendingLessThanIsReceivedIsAnErrorOnBothSides) {
-  for (size_t count : kMismatchedCounts) {
-    for (size_t received : {2 * count, count / 2}) {
-      run_group(2, options(), [&](Communicator& comm) {
-        std::vector<float> data(2 * count, 1);
-        const absl::Status status = comm.rank() == 0
-                                        ? comm.send(data.data(), count, DataType::kF32, 1)
-                                        : comm.receive(data.data(), received, DataType::kF32, 0);
-        EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
-        EXPECT_THAT(std::string(status.message()), HasSubstr("same count and type"));
-      });
-    }
+  struct Case {
+    size_t sent, received;
+    DataType type = DataType::kF32;
+    int from = 0;
+  };
+  std::vector<Case> cases = {{100, 100, DataType::kI32}, {100000, 99999, DataType::kF32, kAnyRank}};
+  for (const size_t count : kMismatchedCounts) {
+    cases.insert(cases.end(), {{count, 2 * count}, {count, count / 2}});
   }
-}
-
-TEST_P(Mismatch, AnotherTypeIsAnErrorOnBothSides) {
-  run_group(2, options(), [](Communicator& comm) {
-    std::vector<float> data(100, 1);
-    const absl::Status status = comm.rank() == 0
-                                    ? comm.send(data.data(), 100, DataType::kF32, 1)
-                                    : comm.receive(data.data(), 100, DataType::kI32, 0);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
-  });
-}
-
-TEST_P(Mismatch, AllToAllVWithCountsThatDoNotFitIsAnErrorOnBothSides) {
-  for (size_t count : kMismatchedCounts) {
+  for (const Case& c : cases) {
     run_group(2, options(), [&](Communicator& comm) {
-      std::vector<float> in(4 * count, 1), out(4 * count, 1);
-      // Rank 0 sends `count` elements to rank 1, which expects twice as many.
-      const size_t sent[2] = {count, count}, at[2] = {0, 2 * count};
-      const size_t expected[2] = {comm.rank() == 1 ? 2 * count : count, count};
-      auto work =
-          comm.all_to_all_v_async(in.data(), sent, at, out.data(), expected, at, DataType::kF32);
-      ASSERT_TRUE(work.ok()) << work.status();
-      const absl::Status status = comm.wait(*work);
+      std::vector<float> data(2 * c.sent, 1);
+      const absl::Status status = comm.rank() == 0
+                                      ? comm.send(data.data(), c.sent, DataType::kF32, 1)
+                                      : comm.receive(data.data(), c.received, c.type, c.from);
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+      EXPECT_THAT(text(status),
+                  AllOf(HasSubstr(absl::StrCat(c.sent, " f32")), HasSubstr("same count and type")));
     });
   }
 }
 
 // All ranks name the same lengths, and hear where they do not; also where the sum is the same.
 TEST_P(Mismatch, BlocksOfOtherLengthsAreAnErrorOnBothSides) {
-  for (const bool gathers : {true, false}) {
+  for (const std::string what : {"all_gather_v", "reduce_scatter_v", "all_to_all_v"}) {
     for (size_t count : kMismatchedCounts) {
       run_group(2, options(), [&](Communicator& comm) {
         std::vector<float> in(4 * count, 1), out(4 * count, 1);
         const auto own = static_cast<size_t>(comm.rank());
         const size_t at[2] = {0, 2 * count};
         const size_t lengths[2] = {own == 0 ? 2 * count : count, own == 0 ? count : 2 * count};
-        const auto work = gathers ? comm.all_gather_v_async(in.data(), lengths[own], out.data(),
-                                                            lengths, at, DataType::kF32)
-                                  : comm.reduce_scatter_v_async(in.data(), lengths, at, out.data(),
-                                                                DataType::kF32, ReduceOp::kSum);
+        // Rank 0 sends `count` elements to rank 1, which expects twice as many.
+        const size_t sent[2] = {count, count}, expected[2] = {own == 1 ? 2 * count : count, count};
+        const auto work = what == "all_gather_v"
+                              ? comm.all_gather_v_async(in.data(), lengths[own], out.data(),
+                                                        lengths, at, DataType::kF32)
+                          : what == "all_to_all_v"
+                              ? comm.all_to_all_v_async(in.data(), sent, at, out.data(), expected,
+                                                        at, DataType::kF32)
+                              : comm.reduce_scatter_v_async(in.data(), lengths, at, out.data(),
+                                                            DataType::kF32, ReduceOp::kSum);
         ASSERT_TRUE(work.ok()) << work.status();
         absl::Status status = comm.wait(*work);
         if (status.ok()) status = comm.barrier();  // a rank that has taken what it expects
         EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
-        EXPECT_THAT(text(status), HasSubstr(gathers ? "all_gather_v #1" : "reduce_scatter_v #1"));
+        EXPECT_THAT(text(status), HasSubstr(what + " #1"));
       });
     }
   }

@@ -111,7 +111,6 @@ TEST(PreparedProgram, SaysWhatEveryPairOfStepsSays) {
                               .algorithm = algorithm,
                               .ranks = ranks,
                               .root = ranks / 2,
-                              .peer = ranks - 1,
                               .node_size = algorithm == Algorithm::kHierarchical ? 2u : 1u,
                               .channels = 2,
                               .ordered = ordered,

@@ -29,13 +29,11 @@ TEST(SimGroups, EveryCallEndsAndWhoIsLeftGoesOn) {
 }
 
 // Two groups of two ranks whose link is so slow that what one group has sent holds up its end.
-class Parting : public SimNodes {
+class Parting : public SimGroup {
  public:
-  Parting() : SimNodes({.nodes = 2, .link = {.bytes_per_second = 4e6}}) {
-    for (size_t node = 0; node < 2; ++node) {
-      world_.push_back(
-          *Communicator::create(endpoints_[node], handles_, sim_group(1, seconds(10))));
-      other_.push_back(*world_[node]->subgroup({0, 1}, sim_group(0, seconds(10))));
+  Parting() : SimGroup({.nodes = 2, .link = {.bytes_per_second = 4e6}}, seconds(10)) {
+    for (const auto& comm : comms_) {
+      other_.push_back(*comm->subgroup({0, 1}, sim_group(0, seconds(10))));
     }
   }
   ~Parting() {
@@ -44,12 +42,7 @@ class Parting : public SimNodes {
   }
 
   void run(bool leaves) {
-    ASSERT_TRUE(drive(
-        [&] {
-          return world_[0]->state() == GroupState::kReady &&
-                 world_[1]->state() == GroupState::kReady;
-        },
-        seconds(5)));
+    wait_ready();
     // A megabyte takes a quarter of a second.
     std::array<CommBuffer, 2> memory = {*endpoints_[0]->allocate(1 << 20),
                                         *endpoints_[1]->allocate(1 << 20)};
@@ -58,18 +51,18 @@ class Parting : public SimNodes {
     for (size_t node = 0; node < 2; ++node) {
       const int peer = 1 - static_cast<int>(node);
       works.push_back(
-          node == 0 ? *world_[0]->send_async(memory[0].data, 1 << 20, DataType::kU8, peer)
-                    : *world_[1]->receive_async(memory[1].data, 1 << 20, DataType::kU8, peer));
+          node == 0 ? *comms_[0]->send_async(memory[0].data, 1 << 20, DataType::kU8, peer)
+                    : *comms_[1]->receive_async(memory[1].data, 1 << 20, DataType::kU8, peer));
       for (const size_t kind : {0, 8}) {
         others.push_back(std::make_unique<SimCall>(*other_[node], kind, 100000, 0));
       }
     }
     drive_for(milliseconds(60));
     const Time begun = now();
-    world_[0]->abort(absl::CancelledError("by the test"));
-    if (leaves) world_[0].reset();
+    comms_[0]->abort(absl::CancelledError("by the test"));
+    if (leaves) comms_[0].reset();
     const auto ended = [&](size_t node) {
-      return world_[node] == nullptr || world_[node]->test(works[node]).has_value();
+      return comms_[node] == nullptr || comms_[node]->test(works[node]).has_value();
     };
     // A call's end is reported once.
     std::array<bool, 2> over{};
@@ -96,7 +89,7 @@ class Parting : public SimNodes {
   }
 
  private:
-  std::vector<std::unique_ptr<Communicator>> world_, other_;
+  std::vector<std::unique_ptr<Communicator>> other_;
 };
 
 // Promise(collectives): A group whose end the wire holds up ends within 50 ms, and other groups of
@@ -108,18 +101,13 @@ TEST(SimGroups, TheEndOfOneGroupBreaksNoOther) {
 
 // Four ranks that sum by a ring, where rank 3 still is in an earlier call, of this group or of
 // another one, which the stopped one holds up.
-class Stopped : public SimNodes {
+class Stopped : public SimGroup {
  public:
   static constexpr size_t kVictim = 2;
-  Stopped() : SimNodes({.nodes = 4}) {
-    for (size_t node = 0; node < nodes_; ++node) {
-      comms_.push_back(
-          *Communicator::create(endpoints_[node], handles_, sim_group(1, milliseconds(300))));
-    }
-  }
+  Stopped() : SimGroup({.nodes = 4}, milliseconds(300)) {}
 
   void run(bool elsewhere) {
-    ASSERT_TRUE(until([&](size_t node) { return comms_[node]->state() == GroupState::kReady; }));
+    wait_ready();
     if (elsewhere) pair_ = *comms_[3]->subgroup({2, 3}, sim_group(0, milliseconds(300)));
     fabric_.freeze(places_[kVictim], now(), seconds(1000));
     float data[4] = {};
@@ -166,7 +154,6 @@ class Stopped : public SimNodes {
         seconds(20));
   }
 
-  std::vector<std::unique_ptr<Communicator>> comms_;
   std::unique_ptr<Communicator> pair_;
 };
 
@@ -178,21 +165,12 @@ TEST(SimGroups, AStoppedRankIsNamedAndNotOneThatWaitsForIt) {
 }
 
 // Two ranks, one of which has begun several large calls long before the other.
-class Late : public SimNodes {
+class Late : public SimGroup {
  public:
-  Late() : SimNodes({.nodes = 2}) {
-    for (size_t node = 0; node < nodes_; ++node) {
-      comms_.push_back(*Communicator::create(endpoints_[node], handles_, sim_group(1, seconds(4))));
-    }
-  }
+  Late() : SimGroup({.nodes = 2}, seconds(4)) {}
 
   void run() {
-    ASSERT_TRUE(drive(
-        [&] {
-          return comms_[0]->state() == GroupState::kReady &&
-                 comms_[1]->state() == GroupState::kReady;
-        },
-        seconds(5)));
+    wait_ready();
     begin(0);
     drive_for(milliseconds(5));
     const uint64_t before = submitted();
@@ -218,7 +196,6 @@ class Late : public SimNodes {
     }
   }
 
-  std::vector<std::unique_ptr<Communicator>> comms_;
   std::vector<std::pair<size_t, std::unique_ptr<SimCall>>> calls_;
 };
 

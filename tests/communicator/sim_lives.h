@@ -12,15 +12,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-inline GroupOptions sim_group(uint64_t uuid, Time timeout) {
-  GroupOptions options;
-  options.uuid = uuid;
-  options.slot_bytes = 64 << 10;
-  options.timeout = timeout;
-  options.start_timeout = timeout;
-  return options;
-}
-
 // What happened, over all schedules.
 struct Tally {
   std::map<std::string, uint64_t> times;

@@ -128,13 +128,21 @@ class SimNodes {
   std::vector<Handle> handles_;
 };
 
+inline GroupOptions sim_group(uint64_t uuid, Time timeout) {
+  GroupOptions options;
+  options.uuid = uuid;
+  options.slot_bytes = 64 << 10;
+  options.timeout = timeout;
+  options.start_timeout = timeout;
+  return options;
+}
+
 // And a group of all.
 class SimGroup : public SimNodes {
  public:
-  explicit SimGroup(const sim::SimOptions& fabric) : SimNodes(fabric) {
-    GroupOptions options;
-    options.uuid = 1;
-    options.slot_bytes = 64 << 10;
+  explicit SimGroup(const sim::SimOptions& fabric, Time timeout = std::chrono::seconds(60))
+      : SimNodes(fabric) {
+    const GroupOptions options = sim_group(1, timeout);
     for (const auto& endpoint : endpoints_) {
       auto comm = Communicator::create(endpoint, handles_, options);
       EXPECT_TRUE(comm.ok()) << comm.status();
@@ -144,6 +152,14 @@ class SimGroup : public SimNodes {
   ~SimGroup() {
     comms_.clear();
     drive_for(std::chrono::milliseconds(20));
+  }
+  void wait_ready() {
+    ASSERT_TRUE(drive(
+        [&] {
+          return std::all_of(comms_.begin(), comms_.end(),
+                             [](const auto& comm) { return comm->state() == GroupState::kReady; });
+        },
+        std::chrono::seconds(10)));
   }
 
  protected:

@@ -25,14 +25,6 @@ class Calls : public SimGroup {
     for (const auto& comm : comms_) bytes += comm->stats().link_bytes;
     return bytes;
   }
-  void wait_ready() {
-    ASSERT_TRUE(drive(
-        [&] {
-          return std::all_of(comms_.begin(), comms_.end(),
-                             [](const auto& comm) { return comm->state() == GroupState::kReady; });
-        },
-        seconds(10)));
-  }
   void flap(int from, int to) {  // in ms from now
     fabric_.flap(places_[0], places_[1], 0, now() + milliseconds(from), now() + milliseconds(to));
   }

@@ -152,9 +152,6 @@ TEST(CostModel, RefusesWhatDoesNotExist) {
   EXPECT_FALSE(model.choose({.ranks = 0}).ok());
   EXPECT_FALSE(model.choose({.ranks = 4, .element_bytes = 0}).ok());
   EXPECT_FALSE(model.choose({.collective = Collective::kBroadcast, .ranks = 4, .root = 4}).ok());
-  Choice bad;
-  bad.spec.collective = Collective::kAllToAll;
-  EXPECT_FALSE(model.predict({.ranks = 4}, bad).ok());
 }
 
 TEST(CostModel, ServesEveryCollectiveOnAnyRankCount) {
@@ -168,8 +165,10 @@ TEST(CostModel, ServesEveryCollectiveOnAnyRankCount) {
                                .root = ranks - 1,
                                .bytes = 1 << 16,
                                .ordered = ordered};
-          EXPECT_TRUE(model.choose(call).ok())
-              << c << " of " << ranks << ": " << model.choose(call).status();
+          const absl::StatusOr<Choice> choice = model.choose(call);
+          // Sends and receives run by no schedule.
+          EXPECT_EQ(choice.ok(), call.collective != Collective::kSendReceive)
+              << c << " of " << ranks << ": " << choice.status();
         }
       }
     }

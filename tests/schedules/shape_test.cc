@@ -133,7 +133,6 @@ TEST(Shape, LargestMessageIsAsPromised) {
           const ScheduleSpec spec{.collective = static_cast<C>(c),
                                   .algorithm = algorithm,
                                   .ranks = n,
-                                  .peer = 1,
                                   .node_size = node};
           uint32_t largest = 1;
           for (uint32_t rank = 0; rank < n; ++rank) {

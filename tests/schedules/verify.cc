@@ -11,7 +11,7 @@ namespace {
 
 bool can_be_in_place(const ScheduleSpec& spec) {
   return !spec.separate && spec.collective != Collective::kAllToAll &&
-         spec.collective != Collective::kSendReceive && spec.collective != Collective::kBarrier;
+         spec.collective != Collective::kBarrier;
 }
 
 }  // namespace

@@ -42,11 +42,6 @@ absl::Status Run::error(uint32_t rank, uint32_t step, const std::string& what) c
                       in_place_ ? " in place" : "", rank, where, channel_, what));
 }
 
-bool Run::reduces() const {
-  return spec_.collective == Collective::kAllReduce || spec_.collective == Collective::kReduce ||
-         spec_.collective == Collective::kReduceScatter;
-}
-
 bool Run::has_input(uint32_t rank, uint32_t part) const {
   switch (spec_.collective) {
     case Collective::kAllGather:
@@ -54,7 +49,6 @@ bool Run::has_input(uint32_t rank, uint32_t part) const {
       return part == rank;
     case Collective::kBroadcast:
     case Collective::kScatter:
-    case Collective::kSendReceive:
       return rank == spec_.root;
     case Collective::kBarrier:
       return false;
@@ -71,8 +65,6 @@ bool Run::has_output(uint32_t rank, uint32_t part) const {
     case Collective::kReduce:
     case Collective::kGather:
       return rank == spec_.root;
-    case Collective::kSendReceive:
-      return rank == spec_.peer;
     case Collective::kBarrier:
       return false;
     default:
@@ -87,7 +79,6 @@ Value Run::expected(uint32_t rank, uint32_t part) const {
       return contributions_.of(part, part);
     case Collective::kBroadcast:
     case Collective::kScatter:
-    case Collective::kSendReceive:
       return contributions_.of(spec_.root, part);
     case Collective::kAllToAll:
       return contributions_.of(part, rank);

@@ -65,7 +65,7 @@ class Run {
 
  private:
   absl::Status error(uint32_t rank, uint32_t step, const std::string& what) const;
-  bool reduces() const;
+  bool reduces() const { return schedules::reduces(spec_.collective); }
   bool has_input(uint32_t rank, uint32_t part) const;
   bool has_output(uint32_t rank, uint32_t part) const;
   Value expected(uint32_t rank, uint32_t part) const;
