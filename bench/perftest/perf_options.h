@@ -54,7 +54,6 @@ struct PerfOptions {
   // The report.
   bool gbits = false;
   bool cpu = false;
-  bool live = false;
   std::optional<double> limit_bw, limit_msgrate;  // in the units of the table
   std::string output;                             // "": the whole table
   std::string json;                               // house rows
@@ -72,10 +71,6 @@ struct PerfCommand {
   int exit_status = 0;
 };
 PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv);
-
-// A flag that perftest has and these commands do not: what to use instead. Empty for a flag that
-// perftest does not have either.
-std::string instead_of(const std::string& flag);
 
 // argv[0] is the name of the test. Exit status: 0, 1 when the test fails or is below a limit, 2 for
 // bad arguments.

@@ -81,13 +81,12 @@ TEST_P(Accesses, AWorkerOfAnotherClusterIsRefused) {
   for (const bool calls : {true, false}) {
     SCOPED_TRACE(calls ? "it connects" : "it is connected to");
     Side& from = calls ? stranger : a_;
-    const auto peer = from.worker->connect((calls ? a_ : stranger).worker->address());
-    ASSERT_TRUE(peer.ok()) << peer.status();
+    const auto peer = from.worker->connect((calls ? a_ : stranger).worker->address()).value();
     until([&] {
       stranger.worker->progress();
-      return from.worker->peer_state(*peer) == PeerState::kDown;
+      return from.worker->peer_state(peer) == PeerState::kDown;
     });
-    const absl::Status why = from.worker->peer_status(*peer);
+    const absl::Status why = from.worker->peer_status(peer);
     EXPECT_TRUE(absl::IsPermissionDenied(why)) << why;
     EXPECT_THAT(std::string(why.message()), HasSubstr("cluster key"));
   }
@@ -147,27 +146,25 @@ TEST_P(Accesses, MalformedRequestsAreRefusedBySubmit) {
   bad.local_layout = bad.remote_layout = Layout::strided(0, SIZE_MAX / 2, 8, 4);
   EXPECT_NE(code(bad), absl::StatusCode::kOk);
   // A region that is not registered any more is found out when the transfer starts, at the latest.
-  auto region = a_.worker->register_memory(a_.address(), 1000);
-  ASSERT_TRUE(region.ok());
-  ASSERT_TRUE(a_.worker->deregister_memory(*region).ok());
+  auto region = a_.worker->register_memory(a_.address(), 1000).value();
+  ASSERT_TRUE(a_.worker->deregister_memory(region).ok());
   bad = good;
-  bad.local = *region;
+  bad.local = region;
   bad.local_layout = Layout::contiguous(0, 1000);
   EXPECT_EQ(run(a_, bad).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(a_.worker->deregister_memory(*region).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(a_.worker->deregister_memory(region).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_P(Accesses, DeregisteringWaitsForTheOwnersTransfers) {
-  auto region = a_.worker->register_memory(a_.address(), 4 << 20);
-  ASSERT_TRUE(region.ok());
+  auto region = a_.worker->register_memory(a_.address(), 4 << 20).value();
   TransferRequest r = request(Op::kWrite, a_, b_, 0, 4 << 20);
-  r.local = *region;
+  r.local = region;
   r.local_layout = Layout::contiguous(0, 4 << 20);
   const TransferId id = submit(a_, r);
-  const absl::Status busy = a_.worker->deregister_memory(*region);
+  const absl::Status busy = a_.worker->deregister_memory(region);
   EXPECT_EQ(busy.code(), absl::StatusCode::kFailedPrecondition) << busy;
   EXPECT_TRUE(finish(a_, id).ok());
-  EXPECT_TRUE(a_.worker->deregister_memory(*region).ok());
+  EXPECT_TRUE(a_.worker->deregister_memory(region).ok());
 }
 
 TEST_P(Accesses, DeregisteringFencesThePeersAccesses) {
@@ -175,16 +172,15 @@ TEST_P(Accesses, DeregisteringFencesThePeersAccesses) {
   for (int round = 0, all = rounds(30); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     const Op op = round % 2 ? Op::kRead : Op::kWrite;
-    auto region = b_.worker->register_memory(b_.address(), 4 << 20);
-    ASSERT_TRUE(region.ok());
+    auto region = b_.worker->register_memory(b_.address(), 4 << 20).value();
     fill((op == Op::kWrite ? a_ : b_).data(), 4 << 20, static_cast<uint64_t>(round));
     TransferRequest r = request(op, a_, b_, 0, 4 << 20);
-    r.remote = *b_.worker->remote_region(*region);
+    r.remote = *b_.worker->remote_region(region);
     r.remote_layout = Layout::contiguous(0, 4 << 20);
     std::vector<TransferId> ids;
     for (int i = 0; i < 4; ++i) ids.push_back(submit(a_, r));
     nudge(random() % (sim() ? 400 : 60));
-    ASSERT_TRUE(b_.worker->deregister_memory(*region).ok());
+    ASSERT_TRUE(b_.worker->deregister_memory(region).ok());
     // From here on the memory belongs to b alone.
     std::fill_n(b_.data(), 4 << 20, kPoison);
     for (TransferId id : ids) {

@@ -155,17 +155,16 @@ TEST_P(Ends, LocalMemoryIsFreeWhenItIsSaidToBe) {
 
 TEST_P(Ends, MemoryThatIsFreeCanBeDeregistered) {
   std::vector<std::byte> memory(kBytes);
-  const auto region = a_.worker->register_memory(memory.data(), kBytes, Access::kLocal);
-  ASSERT_TRUE(region.ok()) << region.status();
+  const auto region = a_.worker->register_memory(memory.data(), kBytes, Access::kLocal).value();
   TransferRequest r = request(Op::kWrite, a_, b_, 0, kBytes);
-  r.local = *region;
+  r.local = region;
   r.local_layout = Layout::contiguous(0, kBytes);
   const TransferId id = submit(a_, r);
   nudge(2);
   ASSERT_TRUE(a_.worker->cancel(id).ok());
   for (int i = 0; i < 20; ++i) a_.worker->progress();
   until([&] { return *a_.worker->local_free(id); });
-  EXPECT_TRUE(a_.worker->deregister_memory(*region).ok());
+  EXPECT_TRUE(a_.worker->deregister_memory(region).ok());
   until([&] { return ended(a_, id); });
   const absl::Status next = run(a_, request(Op::kWrite, a_, b_, 0, kBytes));
   EXPECT_TRUE(next.ok()) << next;

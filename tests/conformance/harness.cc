@@ -67,13 +67,9 @@ void Conformance::make_side(Side& side, const char* name, size_t node, size_t bl
     side.block = {.data = memory.view, .size = block_bytes, .region = *region};
     side.on_device = memory.address;
   } else {
-    auto block = side.pool->allocate(block_bytes);
-    ASSERT_TRUE(block.ok()) << block.status();
-    side.block = *block;
+    side.block = side.pool->allocate(block_bytes).value();
   }
-  auto remote = side.worker->remote_region(side.block.region);
-  ASSERT_TRUE(remote.ok()) << remote.status();
-  side.remote = *remote;
+  side.remote = side.worker->remote_region(side.block.region).value();
   if (sim()) fabric_->attach(*side.worker, node);
 }
 
@@ -147,9 +143,8 @@ void Conformance::settle() {
     if (side->worker->peer_state(side->peer) != PeerState::kUp) continue;
     std::vector<TransferId> ids;
     for (int i = 0; i < 32; ++i) {
-      auto id = side->worker->notify(side->peer, "");
-      ASSERT_TRUE(id.ok()) << id.status();
-      ids.push_back(*id);
+      auto id = side->worker->notify(side->peer, "").value();
+      ids.push_back(id);
     }
     for (TransferId id : ids) EXPECT_TRUE(finish(*side, id).ok());
   }

@@ -135,9 +135,7 @@ class PluggedPair : public testing::Test {
     if (!other.empty()) options.providers = {other};
     options.extra_providers = {better};
     options.settings = settings_;
-    auto worker = Worker::create(std::move(options));
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
+    side.worker = Worker::create(std::move(options)).value();
     side.pool = *MemoryPool::create(*side.worker, {.slab_bytes = 4 << 20, .huge_pages = false});
     side.block = *side.pool->allocate(bytes);
   }

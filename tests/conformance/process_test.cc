@@ -28,12 +28,8 @@ class Processes : public OverEveryProvider<std::string> {
   void start_worker(SettingValues settings = {}) {
     WorkerOptions options = process_options(GetParam(), "survivor");
     options.settings = std::move(settings);
-    auto worker = Worker::create(std::move(options));
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    worker_ = *std::move(worker);
-    auto pool = MemoryPool::create(*worker_, {.slab_bytes = 2 * kChildBytes});
-    ASSERT_TRUE(pool.ok()) << pool.status();
-    pool_ = *std::move(pool);
+    worker_ = Worker::create(std::move(options)).value();
+    pool_ = MemoryPool::create(*worker_, {.slab_bytes = 2 * kChildBytes}).value();
     block_ = *pool_->allocate(2 * kChildBytes);
     other_peer_ = connect(*other_);
   }
@@ -43,14 +39,13 @@ class Processes : public OverEveryProvider<std::string> {
   }
 
   PeerId connect(const Child& child) {
-    auto peer = worker_->connect(child.address());
-    EXPECT_TRUE(peer.ok()) << peer.status();
+    auto peer = worker_->connect(child.address()).value();
     EXPECT_TRUE(
         worker_
-            ->wait_until([&] { return worker_->peer_state(*peer) != PeerState::kConnecting; },
+            ->wait_until([&] { return worker_->peer_state(peer) != PeerState::kConnecting; },
                          patient(seconds(20)))
             .ok());
-    return *peer;
+    return peer;
   }
   TransferRequest request(Op op, PeerId peer, const Child& child, size_t at, size_t bytes) {
     return {.op = op,
@@ -85,7 +80,6 @@ class Processes : public OverEveryProvider<std::string> {
 TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
   const int rounds = rounds_of(20, 6);
   start_worker();
-  if (HasFatalFailure()) return;
   std::mt19937_64 random(1);
   Footprint baseline;
   size_t failed = 0;
@@ -164,7 +158,6 @@ TEST_P(Processes, AnotherProcessAtTheAddressOfAKilledOneIsAnotherPeer) {
   Child victim(GetParam(), "victim", 5);
   ASSERT_TRUE(victim.started());
   start_worker();
-  if (HasFatalFailure()) return;
   const PeerId peer = connect(victim);
   ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
   std::memset(block_.data, 0x11, kChildBytes);
@@ -172,10 +165,9 @@ TEST_P(Processes, AnotherProcessAtTheAddressOfAKilledOneIsAnotherPeer) {
   victim.signal(SIGSTOP);  // so that what is submitted now is open
   std::vector<TransferId> ids;
   for (int i = 0; i < 20; ++i) {
-    auto id =
-        worker_->submit(request(i % 2 ? Op::kRead : Op::kWrite, peer, victim, 0, kChildBytes));
-    ASSERT_TRUE(id.ok()) << id.status();
-    ids.push_back(*id);
+    auto id = worker_->submit(request(i % 2 ? Op::kRead : Op::kWrite, peer, victim, 0, kChildBytes))
+                  .value();
+    ids.push_back(id);
   }
   for (int i = 0; i < 100; ++i) worker_->progress();
   const uint16_t port = port_of(victim, GetParam());
@@ -209,7 +201,6 @@ TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
   SettingValues impatient = {{"peer.redial_ms", "500"}};
   if (GetParam() != "shm") impatient.emplace_back(GetParam() + ".stall_ms", "2000");
   start_worker(std::move(impatient));
-  if (HasFatalFailure()) return;
   const PeerId peer = connect(frozen);
   ASSERT_EQ(worker_->peer_state(peer), PeerState::kUp) << worker_->peer_status(peer);
   ASSERT_TRUE(run(request(Op::kRead, peer, frozen, 0, 1000)).ok());
@@ -218,9 +209,8 @@ TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
   for (int i = 0; i < 20; ++i) {
     TransferRequest r = request(i % 2 ? Op::kRead : Op::kWrite, peer, frozen, 0, kChildBytes);
     r.timeout = milliseconds(200);
-    auto id = worker_->submit(r);
-    ASSERT_TRUE(id.ok());
-    ids.push_back(*id);
+    auto id = worker_->submit(r).value();
+    ids.push_back(id);
   }
   for (TransferId id : ids) {
     const absl::Status status = worker_->wait(id, patient(seconds(30)));
@@ -245,7 +235,6 @@ TEST_P(Processes, AWrongClusterKeyIsRefusedAndNamed) {
   Child stranger(GetParam(), "stranger", 5, "the secret of another cluster");
   ASSERT_TRUE(stranger.started());
   start_worker();
-  if (HasFatalFailure()) return;
   const PeerId peer = connect(stranger);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_EQ(worker_->peer_status(peer).code(), absl::StatusCode::kPermissionDenied)
@@ -266,14 +255,12 @@ TEST_P(Processes, AnAddressWithoutAListenerIsAnError) {
     address = gone.address();
   }
   start_worker();
-  if (HasFatalFailure()) return;
-  auto peer = worker_->connect(address);
-  ASSERT_TRUE(peer.ok());
+  auto peer = worker_->connect(address).value();
   ASSERT_TRUE(worker_
-                  ->wait_until([&] { return worker_->peer_state(*peer) == PeerState::kDown; },
+                  ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; },
                                patient(seconds(20)))
                   .ok());
-  EXPECT_THAT(worker_->peer_status(*peer).message(), testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(worker_->peer_status(peer).message(), testing::Not(testing::IsEmpty()));
   expect_serving(4);
 }
 
@@ -283,7 +270,6 @@ TEST_P(Processes, ForeignBytesAtThePortAreHarmless) {
   SettingValues settings;
   if (GetParam() == "tcp") settings.emplace_back("tcp.sockets", "1");
   start_worker(std::move(settings));
-  if (HasFatalFailure()) return;
   ASSERT_NE(worker_->port(), 0);
   // Whatever is mapped on first use.
   for (int i = 0; i < 20; ++i) expect_serving(7);

@@ -49,15 +49,14 @@ void Unmapped::lose(Op op, bool far, Fading how, bool pooled) {
   std::byte* const other = pooled ? (far ? a_ : b_).data() : plain.data();
   plain_.reset();
   if (!pooled) plain_ = *others.register_memory(plain.data(), kMost);
-  const auto region = owner.register_memory(memory.data, memory.size);
-  ASSERT_TRUE(region.ok()) << region.status();
+  const auto region = owner.register_memory(memory.data, memory.size).value();
   fill(memory.data, kMost, 1);
   fill(other, kMost, 2);
   memory.fade();
   for (const size_t bytes : {size_t{1}, size_t{100}, kPage, 3 * kPage + 5, 15 * kPage, kMost}) {
     announced();
     for (const size_t offset : {kMost, kMost - bytes / 2}) {
-      const absl::Status status = run(a_, move(op, far, *region, offset, bytes));
+      const absl::Status status = run(a_, move(op, far, region, offset, bytes));
       if (works) {
         EXPECT_TRUE(status.ok()) << bytes << ": " << status;
       } else {
@@ -65,17 +64,17 @@ void Unmapped::lose(Op op, bool far, Fading how, bool pooled) {
       }
     }
     EXPECT_TRUE(works || announced() == 0) << "what did not land was announced";
-    const absl::Status good = run(a_, move(op, far, *region, 0, bytes));
+    const absl::Status good = run(a_, move(op, far, region, 0, bytes));
     EXPECT_TRUE(good.ok()) << bytes << ": " << good;
     EXPECT_EQ(std::memcmp(memory.data, other, bytes), 0) << bytes;
   }
   const std::vector<uint32_t> pages = {12, 3, 1030, 1};  // of 1 KiB: one of them is gone
-  TransferRequest scattered = move(op, far, *region, 0, 4096);
+  TransferRequest scattered = move(op, far, region, 0, 4096);
   (far ? scattered.remote_layout : scattered.local_layout) = Layout::paged(0, pages, 1024, 1024);
   const absl::Status status = run(a_, scattered);
   if (!works) expect_gone(status, 4096);
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
-  EXPECT_TRUE(owner.deregister_memory(*region).ok());
+  EXPECT_TRUE(owner.deregister_memory(region).ok());
   if (plain_) {
     EXPECT_TRUE(others.deregister_memory(*plain_).ok());
   }

@@ -36,10 +36,9 @@ struct TracedTest : testing::Test {
     start = cluster->fabric.clock().now();
   }
   TransferId run(Op op, size_t bytes) {
-    auto id = cluster->worker(0).submit(cluster->request(op, 0, peer, 1, bytes));
-    EXPECT_TRUE(id.ok());
-    EXPECT_TRUE(cluster->run_to_end(0, *id));
-    return *id;
+    auto id = cluster->worker(0).submit(cluster->request(op, 0, peer, 1, bytes)).value();
+    EXPECT_TRUE(cluster->run_to_end(0, id));
+    return id;
   }
   std::optional<Timeline> timeline;
   std::optional<SimCluster> cluster;
@@ -76,11 +75,10 @@ TEST_F(TracedTest, NamesWhatDidNotEndWell) {
   run(Op::kRead, 1000);
   EXPECT_EQ(timeline->spans().back().name, "read failed");
   remote.key ^= 1;
-  auto id = cluster->worker(0).submit(cluster->request(Op::kWrite, 0, peer, 1, 2'000'000));
-  ASSERT_TRUE(id.ok());
+  auto id = cluster->worker(0).submit(cluster->request(Op::kWrite, 0, peer, 1, 2'000'000)).value();
   cluster->fabric.run_for(microseconds(10));
-  ASSERT_TRUE(cluster->worker(0).cancel(*id).ok());
-  ASSERT_TRUE(cluster->run_to_end(0, *id));
+  ASSERT_TRUE(cluster->worker(0).cancel(id).ok());
+  ASSERT_TRUE(cluster->run_to_end(0, id));
   std::set<std::string> names;
   for (const Span& span : timeline->spans()) names.insert(span.name);
   EXPECT_EQ(names, (std::set<std::string>{"read failed", "write", "write cancelled"}));

@@ -201,7 +201,7 @@ class FuzzedWorker {
     const bool goodbye = in_.number<uint8_t>() % 4 == 0;
     if (gone == nullptr) return;
     std::erase(rails_, gone);
-    gone->report(*provider_->sink, absl::UnknownError("cut"));
+    gone->report(absl::UnknownError("cut"));
     provider_->sink->rail_down(
         *gone, goodbye ? absl::AbortedError("it said goodbye") : absl::UnavailableError("cut"));
     worker_->progress();
@@ -346,7 +346,7 @@ class FuzzedWorker {
     while (!rails_.empty()) {
       ScriptedRail* gone = rails_.back();
       rails_.pop_back();
-      gone->lose(*provider_->sink, "cut for good");
+      gone->lose("cut for good");
       worker_->progress();
       drop_closed();
     }

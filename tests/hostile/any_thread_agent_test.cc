@@ -132,14 +132,13 @@ class AnyThreadOfAnAgent : public OverEveryProvider<std::string> {
       if (id.ok()) transfers_.add(*id);
       return;
     }
-    const auto local = agent_->prepare_local(mine_->pages(kPage, kPages));
-    ASSERT_TRUE(local.ok()) << local.status();
+    const auto local = agent_->prepare_local(mine_->pages(kPage, kPages)).value();
     const auto remote = agent_->prepare_remote("other", theirs_->pages(kPage, kPages));
-    lists_.add(*local);
+    lists_.add(local);
     if (!remote.ok()) return;  // it has just been removed
     lists_.add(*remote);
     const auto at = static_cast<int64_t>(page);
-    const auto id = agent_->make_transfer(Op::kWrite, *local, {at}, *remote, {at}, "listed");
+    const auto id = agent_->make_transfer(Op::kWrite, local, {at}, *remote, {at}, "listed");
     if (id.ok()) transfers_.add(*id);
   }
 

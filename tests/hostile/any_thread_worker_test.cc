@@ -47,9 +47,8 @@ class AnyThread : public OverEveryProvider<std::string> {
     worker_ = *Worker::create(options("everybodys"));
     other_ = *Worker::create(options("other"));
     memory_.resize(kThreads * kPages * kPage);
-    const auto region = other_->register_memory(memory_.data(), memory_.size());
-    ASSERT_TRUE(region.ok()) << region.status();
-    remote_ = *other_->remote_region(*region);
+    const auto region = other_->register_memory(memory_.data(), memory_.size()).value();
+    remote_ = *other_->remote_region(region);
   }
 
   // Drives the other side, and says something now and then.
@@ -193,53 +192,50 @@ class AnyThread : public OverEveryProvider<std::string> {
     if (mine.pages == kPages) return;
     const size_t page = mine.pages++;
     std::vector<uint8_t> bytes(kPage, stamp(mine.number, page));
-    const auto region = worker_->register_memory(bytes.data(), bytes.size());
-    ASSERT_TRUE(region.ok()) << region.status();
+    const auto region = worker_->register_memory(bytes.data(), bytes.size()).value();
     const auto id = worker_->submit(
         {.op = Op::kWrite,
          .peer = mine.peer,
-         .local = *region,
+         .local = region,
          .local_layout = Layout::contiguous(0, kPage),
          .remote = remote_,
          .remote_layout = Layout::contiguous((mine.number * kPages + page) * kPage, kPage),
          .notify = "a page"});
     if (id.ok()) {
       if (mine.dice.one_in(4)) worker_->cancel(*id).IgnoreError();
-      if (mine.dice.one_in(4)) worker_->deregister_memory(*region).IgnoreError();
+      if (mine.dice.one_in(4)) worker_->deregister_memory(region).IgnoreError();
       mine.landed[page] = ended_well(*id);
       EXPECT_TRUE(absl::IsNotFound(worker_->state(*id).status()));
     }
-    const absl::Status gone = worker_->deregister_memory(*region);
+    const absl::Status gone = worker_->deregister_memory(region);
     EXPECT_TRUE(gone.ok() || absl::IsNotFound(gone)) << gone;
   }
 
   void read(Mine& mine) {
     std::vector<uint8_t> bytes(kPage);
-    const auto region = worker_->register_memory(bytes.data(), bytes.size(), Access::kLocal);
-    ASSERT_TRUE(region.ok()) << region.status();
+    const auto region =
+        worker_->register_memory(bytes.data(), bytes.size(), Access::kLocal).value();
     const size_t page = mine.dice.below(kPages);
     const size_t at = (mine.number * kPages + page) * kPage;
     const auto id = worker_->submit({.op = Op::kRead,
                                      .peer = mine.peer,
-                                     .local = *region,
+                                     .local = region,
                                      .local_layout = Layout::contiguous(0, kPage),
                                      .remote = remote_,
                                      .remote_layout = Layout::contiguous(at, kPage)});
     if (id.ok() && ended_well(*id) && mine.landed[page]) {
       EXPECT_EQ(bytes, std::vector<uint8_t>(kPage, stamp(mine.number, page)));
     }
-    EXPECT_TRUE(worker_->deregister_memory(*region).ok());
+    EXPECT_TRUE(worker_->deregister_memory(region).ok());
   }
 
   // Somebody comes, says a word, and goes, with a goodbye or in the middle of it.
   void visit(Mine& mine) {
-    const auto guest = Worker::create(options("guest"));
-    ASSERT_TRUE(guest.ok()) << guest.status();
-    const auto host = (*guest)->connect(worker_->address());
-    ASSERT_TRUE(host.ok()) << host.status();
-    const auto id = (*guest)->notify(*host, "hello");
+    const auto guest = Worker::create(options("guest")).value();
+    const auto host = guest->connect(worker_->address()).value();
+    const auto id = guest->notify(host, "hello");
     for (uint64_t round = mine.dice.below(60); round > 0; --round) {
-      (*guest)->progress();
+      guest->progress();
       if (!driven()) worker_->progress();
     }
   }

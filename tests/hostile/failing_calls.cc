@@ -12,6 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -44,6 +45,10 @@ State& state() {
 }
 
 constexpr int kShort = -1;  // less than was asked for, rather than an error
+constexpr std::initializer_list<int> kWaysOfSends = {ECONNRESET, EINTR, kShort, EAGAIN,
+                                                     ENOBUFS,    EPIPE, ENOMEM};
+constexpr std::initializer_list<int> kWaysOfReceives = {ECONNRESET, EINTR,  kShort,
+                                                        EAGAIN,     ENOMEM, ETIMEDOUT};
 
 // Whether a function of this program made the call. What libraries such as UCX make of failures
 // inside them is not ours to promise.
@@ -73,6 +78,19 @@ void ring_again(int fd) {
   if (found == state().watched.end()) return;
   auto [poller, event] = found->second;
   epoll_ctl(poller, EPOLL_CTL_MOD, fd, &event);
+}
+
+// Makes a call that sends or receives: of all that was asked for, or of a byte of it.
+template <typename Call>
+ssize_t transfer(int fd, int error, const Call& call) {
+  if (error == 0) return call(true);
+  if (error != kShort) {
+    if (error == EAGAIN) ring_again(fd);
+    return fail_with(error, ssize_t{-1});
+  }
+  const ssize_t moved = call(false);
+  ring_again(fd);
+  return moved;
 }
 
 // One byte of what was asked for.
@@ -129,11 +147,14 @@ const std::string& what_failed() { return state().failed; }
 
 using baton::hostile::fail_with;
 using baton::hostile::kShort;
+using baton::hostile::kWaysOfReceives;
+using baton::hostile::kWaysOfSends;
 using baton::hostile::one_byte;
 using baton::hostile::plain_file;
 using baton::hostile::ring_again;
 using baton::hostile::state;
 using baton::hostile::stream;
+using baton::hostile::transfer;
 using baton::hostile::verdict;
 
 extern "C" {
@@ -175,75 +196,47 @@ int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
 
 ssize_t send(int fd, const void* data, size_t bytes, int flags) {
   REAL(send);
-  switch (const int error = verdict(CALLER, "send",
-                                    {ECONNRESET, EINTR, kShort, EAGAIN, ENOBUFS, EPIPE, ENOMEM})) {
-    case 0:
-      return real(fd, data, bytes, flags);
-    case kShort: {
-      const ssize_t sent = real(fd, data, bytes > 0 ? 1 : 0, flags);
-      ring_again(fd);
-      return sent;
-    }
-    default:
-      if (error == EAGAIN) ring_again(fd);
-      return fail_with(error, ssize_t{-1});
-  }
+  const int error = verdict(CALLER, "send", kWaysOfSends);
+  return transfer(fd, error, [&](bool all) {
+    return real(fd, data, all ? bytes : std::min<size_t>(bytes, 1), flags);
+  });
 }
 
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   REAL(sendmsg);
-  const bool bytes = stream(fd);
   const int error =
-      bytes
-          ? verdict(CALLER, "sendmsg", {ECONNRESET, EINTR, kShort, EAGAIN, ENOBUFS, EPIPE, ENOMEM})
-          : verdict(CALLER, "sendmsg",
-                    {ECONNRESET, EINTR, EAGAIN, ENOBUFS, ETOOMANYREFS, EPIPE, ENOMEM});
-  if (error == 0) return real(fd, message, flags);
-  if (error == kShort) {
+      verdict(CALLER, "sendmsg",
+              stream(fd) ? kWaysOfSends
+                         : std::initializer_list<int>{ECONNRESET, EINTR, EAGAIN, ENOBUFS,
+                                                      ETOOMANYREFS, EPIPE, ENOMEM});
+  return transfer(fd, error, [&](bool all) {
     iovec first{};
     const msghdr one = one_byte(*message, first);
-    const ssize_t sent = real(fd, &one, flags);
-    ring_again(fd);
-    return sent;
-  }
-  if (error == EAGAIN) ring_again(fd);
-  return fail_with(error, ssize_t{-1});
+    return real(fd, all ? message : &one, flags);
+  });
 }
 
 ssize_t recv(int fd, void* data, size_t bytes, int flags) {
   REAL(recv);
-  switch (const int error =
-              verdict(CALLER, "recv", {ECONNRESET, EINTR, kShort, EAGAIN, ENOMEM, ETIMEDOUT})) {
-    case 0:
-      return real(fd, data, bytes, flags);
-    case kShort: {
-      const ssize_t got = real(fd, data, bytes > 0 ? 1 : 0, flags);
-      ring_again(fd);
-      return got;
-    }
-    default:
-      if (error == EAGAIN) ring_again(fd);
-      return fail_with(error, ssize_t{-1});
-  }
+  const int error = verdict(CALLER, "recv", kWaysOfReceives);
+  return transfer(fd, error, [&](bool all) {
+    return real(fd, data, all ? bytes : std::min<size_t>(bytes, 1), flags);
+  });
 }
 
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
   REAL(recvmsg);
-  const bool bytes = stream(fd);
-  const int error =
-      bytes ? verdict(CALLER, "recvmsg", {ECONNRESET, EINTR, kShort, EAGAIN, ENOMEM, ETIMEDOUT})
-            : verdict(CALLER, "recvmsg", {ECONNRESET, EINTR, EAGAIN, ENOMEM});
-  if (error == 0) return real(fd, message, flags);
-  if (error == kShort) {
+  const int error = verdict(
+      CALLER, "recvmsg",
+      stream(fd) ? kWaysOfReceives : std::initializer_list<int>{ECONNRESET, EINTR, EAGAIN, ENOMEM});
+  return transfer(fd, error, [&](bool all) {
+    if (all) return real(fd, message, flags);
     iovec first{};
     msghdr one = one_byte(*message, first);
     const ssize_t got = real(fd, &one, flags);
     message->msg_flags = one.msg_flags;
-    ring_again(fd);
     return got;
-  }
-  if (error == EAGAIN) ring_again(fd);
-  return fail_with(error, ssize_t{-1});
+  });
 }
 
 int epoll_create1(int flags) noexcept {

@@ -151,18 +151,16 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
     EXPECT_EQ(a->stats().registered, many + 1);  // all or none
   }
   introduce(*a, *b);
-  const auto all = a->prepare_remote("b", theirs);
-  ASSERT_TRUE(all.ok()) << all.status();
+  const auto all = a->prepare_remote("b", theirs).value();
   std::vector<AgentListId> lists;
   std::vector<AgentTransferId> ids;
   for (size_t i = 0; i < many; ++i) {
-    const auto list = a->prepare_local({{mine[i]}});
-    ASSERT_TRUE(list.ok()) << list.status();
-    lists.push_back(*list);
-    const auto id = a->make_transfer(Op::kWrite, *list, {0}, *all, {static_cast<int64_t>(i)},
-                                     std::to_string(i));
-    ASSERT_TRUE(id.ok()) << id.status();
-    ids.push_back(*id);
+    const auto list = a->prepare_local({{mine[i]}}).value();
+    lists.push_back(list);
+    const auto id =
+        a->make_transfer(Op::kWrite, list, {0}, all, {static_cast<int64_t>(i)}, std::to_string(i))
+            .value();
+    ids.push_back(id);
   }
   for (const AgentTransferId id : ids) {
     const absl::Status posted = a->post(id);
@@ -186,7 +184,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
   until([&] { return (heard += b->messages().size()) >= 2 * many; });
   EXPECT_EQ(heard, 2 * many);
   for (const AgentTransferId id : ids) EXPECT_TRUE(a->release(id, kStrangersPatience).ok());
-  lists.push_back(*all);
+  lists.push_back(all);
   for (const AgentListId id : lists) EXPECT_TRUE(a->release_list(id).ok());
   EXPECT_EQ(a->stats().transfers + a->stats().lists, 0u);
 }

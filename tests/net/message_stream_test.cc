@@ -11,13 +11,12 @@ namespace {
 class Stream : public testing::Test {
  protected:
   void SetUp() override {
-    const auto listener = listen_on("127.0.0.1", 0, {});
-    ASSERT_TRUE(listener.ok());
-    fd_ = *start_connect(local_of(*listener), {});
-    pollfd called{*listener, POLLIN, 0};
+    const auto listener = listen_on("127.0.0.1", 0, {}).value();
+    fd_ = *start_connect(local_of(listener), {});
+    pollfd called{listener, POLLIN, 0};
     ASSERT_EQ(1, ::poll(&called, 1, 60'000));
-    other_ = ::accept4(*listener, nullptr, nullptr, SOCK_CLOEXEC);
-    ::close(*listener);
+    other_ = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    ::close(listener);
     poller_ = *Poller::create();
     LinkKeys keys;
     keys.send = KeyPair::make().private_key;

@@ -101,18 +101,16 @@ TEST(MemoryFile, AControlSegmentIsWritableByItsOwnerOnly) {
   forbid_new_writers(file->fd.get());
   using Protection = MappedFile::Protection;
   EXPECT_FALSE(MappedFile::map(file->fd.get(), 4096, Protection::kReadWrite, "file").ok());
-  auto map = MappedFile::map(file->fd.get(), 4096, Protection::kReadOnly, "file");
-  ASSERT_TRUE(map.ok()) << map.status();
+  auto map = MappedFile::map(file->fd.get(), 4096, Protection::kReadOnly, "file").value();
   file->mapping.data()[7] = std::byte{42};
-  EXPECT_EQ(map->data()[7], std::byte{42});
+  EXPECT_EQ(map.data()[7], std::byte{42});
 }
 
 TEST(MemoryFile, PopulatesInSteps) {
-  auto file = create_file("t", 64 << 10);
-  ASSERT_TRUE(file.ok()) << file.status();
+  auto file = create_file("t", 64 << 10).value();
   int steps = 0;
-  while (file->mapping.populate(16 << 10)) ASSERT_LT(++steps, 5);
-  EXPECT_TRUE(file->mapping.populated());
+  while (file.mapping.populate(16 << 10)) ASSERT_LT(++steps, 5);
+  EXPECT_TRUE(file.mapping.populated());
 }
 
 // The sender pushes, looks whether the lane is closed, has the record as done, and then says that
@@ -162,9 +160,8 @@ TEST(Cma, APeerThatHasEndedIsUnavailable) {
 
   // And so is memory of its that is no pool's.
   for (const absl::Status& cma : {gone, elsewhere}) {
-    auto control = create_file("control", sizeof(ControlSegment));
-    ASSERT_TRUE(control.ok()) << control.status();
-    SharedRegion& row = control->mapping.as<ControlSegment>()->regions[3];
+    auto control = create_file("control", sizeof(ControlSegment)).value();
+    SharedRegion& row = control.mapping.as<ControlSegment>()->regions[3];
     row.generation = 1;
     row.key = 7;
     row.size = 4096;
@@ -174,7 +171,7 @@ TEST(Cma, APeerThatHasEndedIsUnavailable) {
     read.remote = {.key = 7, .size = 4096, .index = 3, .generation = 1};
     read.remote_layout = Layout::contiguous(0, 4096);
     PeerMemory::Target target;
-    const PeerMemory memory(std::move(control->mapping), peer, cma);
+    const PeerMemory memory(std::move(control.mapping), peer, cma);
     EXPECT_EQ(memory.resolve(read, target).code(), cma.code());
   }
 }

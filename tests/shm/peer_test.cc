@@ -304,14 +304,13 @@ TEST_F(ShmHostile, GarbageInsteadOfAHandshakeClosesTheConnection) {
 TEST_F(ShmHostile, WhatNoPeerSendsIsRefusedByName) {
   const base::UniqueFd unsealed(memfd_create("t", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), 1 << 20), 0);
-  const auto small = create_file("t", 4096);
-  ASSERT_TRUE(small.ok());
+  const auto small = create_file("t", 4096).value();
   const struct {
     std::string words;
     std::vector<int> files;
     const char* why;
   } rows[] = {{setup_message(), std::vector<int>(3, unsealed.get()), "F_SEAL_SHRINK"},
-              {setup_message(), std::vector<int>(3, small->fd.get()), "4096 bytes"},
+              {setup_message(), std::vector<int>(3, small.fd.get()), "4096 bytes"},
               {setup_message(), {}, "0 descriptors"},
               {std::string(kMaxMessage + 1, 'x'), {}, "more than"},
               {"\x7f", {}, "unknown kind"}};
@@ -325,8 +324,7 @@ TEST_F(ShmHostile, WhatNoPeerSendsIsRefusedByName) {
 
 // More than any message has: none is kept, of a message that is right but for that, and of others.
 TEST_F(ShmHostile, DescriptorsThatNoMessageHasAreGivenBack) {
-  auto large = create_file("t", std::max(sizeof(ControlSegment), CounterTable::kBytes));
-  ASSERT_TRUE(large.ok());
+  auto large = create_file("t", std::max(sizeof(ControlSegment), CounterTable::kBytes)).value();
   Message file;
   file.kind = Message::Kind::kFile;
   file.file = 1;
@@ -342,7 +340,7 @@ TEST_F(ShmHostile, DescriptorsThatNoMessageHasAreGivenBack) {
       const int before = descriptors();
       raw_.emplace(victim_, *victim_.provider->listen());
       raw_->authenticate();
-      raw_->send_rights(words, std::vector<int>(count, large->fd.get()));
+      raw_->send_rights(words, std::vector<int>(count, large.fd.get()));
       EXPECT_NE(raw_->goodbye(), "none");
       raw_.reset();
       for (int i = 0; i < 3; ++i) victim_.progress();

@@ -102,10 +102,9 @@ TEST(Strangers, DoNotEvictAPeerInItsHandshake) {
   const std::string address = *server.provider->listen();
   net::Handshake handshake(net::Handshake::Role::kClient, server.key,
                            {.uid = WorkerUid::random(), .name = "raw"});
-  auto peer = PacketSocket::dial(address);
-  ASSERT_TRUE(peer.ok()) << peer.status();
-  ASSERT_EQ(peer->send(handshake.to_send()), PacketSocket::Io::kDone);
-  pollfd answer{.fd = peer->fd(), .events = POLLIN, .revents = 0};
+  auto peer = PacketSocket::dial(address).value();
+  ASSERT_EQ(peer.send(handshake.to_send()), PacketSocket::Io::kDone);
+  pollfd answer{.fd = peer.fd(), .events = POLLIN, .revents = 0};
   until({&server}, [&] { return ::poll(&answer, 1, 0) > 0; });
   Strangers strangers;
   for (int i = 0; i < 3; ++i) {
@@ -114,7 +113,7 @@ TEST(Strangers, DoNotEvictAPeerInItsHandshake) {
     }
   }
   EXPECT_TRUE(closed(strangers.sockets.front()));
-  EXPECT_FALSE(closed(*peer));
+  EXPECT_FALSE(closed(peer));
 }
 
 TEST(Strangers, AreLetInAFewAtATime) {

@@ -36,20 +36,15 @@ struct Case {
 class CutSession {
  public:
   explicit CutSession(const Case& what, const std::string& protection) {
-    for (Side& side : sides_) {
-      side.memory.assign(4 * kCutBytes, 'u');
-      auto worker = Worker::create({.name = "side",
-                                    .providers = {"tcp"},
-                                    .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                                    .clock = &clock_,
-                                    .max_transfers = 16,
-                                    .settings = {{"tcp.sockets", "1"},
-                                                 {"tcp.integrity", protection},
-                                                 {"tcp.stall_ms", "300"},
-                                                 {"tcp.handshake_ms", "300"}}});
-      side.worker = *std::move(worker);
-      side.region = *side.worker->register_memory(side.memory.data(), side.memory.size());
-      side.remote = *side.worker->remote_region(side.region);
+    for (TcpSide& side : sides_) {
+      side.start({.name = "side",
+                  .clock = &clock_,
+                  .max_transfers = 16,
+                  .settings = {{"tcp.sockets", "1"},
+                               {"tcp.integrity", protection},
+                               {"tcp.stall_ms", "300"},
+                               {"tcp.handshake_ms", "300"}}},
+                 std::vector<char>(4 * kCutBytes, 'u'));
     }
     network_ = std::make_unique<FaultyNetwork>(sides_[1].worker->address());
     network_->limit_next(what.way, what.bytes, what.silent);
@@ -91,13 +86,6 @@ class CutSession {
   size_t passed(Direction way) const { return network_->passed(way); }
 
  private:
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    std::vector<char> memory;
-    MemoryRegion region;
-    RemoteRegion remote;
-  };
-
   TransferRequest request(PeerId peer, size_t here, size_t there) const {
     return {.peer = peer,
             .local = sides_[0].region,
@@ -133,7 +121,7 @@ class CutSession {
 
   bool step() {
     bool any = network_->step();
-    for (Side& side : sides_) {
+    for (TcpSide& side : sides_) {
       any |= side.worker->progress();
       while (auto event = side.worker->next_peer_event()) {
         up_ |= event->kind == PeerEvent::Kind::kUp && &side == &sides_[0];
@@ -169,7 +157,7 @@ class CutSession {
   int notes_ = 0;
   CounterId counter_;
   std::unique_ptr<FaultyNetwork> network_;
-  std::array<Side, 2> sides_;
+  std::array<TcpSide, 2> sides_;
 };
 
 class Cuts : public testing::TestWithParam<const char*> {};

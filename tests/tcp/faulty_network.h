@@ -6,8 +6,26 @@
 #include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
+#include "transport/worker.h"
 
 namespace baton::tcp {
+
+// A worker over tcp alone, and memory that its peers may read and write.
+struct TcpSide {
+  void start(WorkerOptions options, std::vector<char> bytes) {
+    options.providers = {"tcp"};
+    options.key = *ClusterKey::from_bytes("0123456789abcdef");
+    memory = std::move(bytes);
+    worker = Worker::create(std::move(options)).value();
+    region = worker->register_memory(memory.data(), memory.size()).value();
+    remote = worker->remote_region(region).value();
+  }
+  std::vector<char> memory;
+  std::unique_ptr<Worker> worker;
+  MemoryRegion region;
+  RemoteRegion remote;
+  PeerId peer;
+};
 
 class FaultyNetwork {
  public:
@@ -104,11 +122,7 @@ class FaultyNetwork {
  private:
   static constexpr size_t kMostUnderWay = 1 << 20;
 
-  void listen() {
-    auto fd = net::listen_on("127.0.0.1", 0, {});
-    ASSERT_TRUE(fd.ok()) << fd.status();
-    listener_ = *fd;
-  }
+  void listen() { listener_ = net::listen_on("127.0.0.1", 0, {}).value(); }
 
   bool accept() {
     const int near = listener_ < 0 ? -1 : accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK);

@@ -19,9 +19,8 @@ const RemoteRegion kSomewhere{.key = 1, .size = kLastBytes, .index = 1, .generat
 class Goodbye : public TcpPair {
  protected:
   void SetUp() override {
-    auto address = node_.provider->listen();
-    ASSERT_TRUE(address.ok());
-    ASSERT_NO_FATAL_FAILURE(peer_.connect(node_, *address));
+    auto address = node_.provider->listen().value();
+    ASSERT_NO_FATAL_FAILURE(peer_.connect(node_, address));
     while (node_.progress()) {
     }
   }
@@ -75,11 +74,10 @@ TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
 
 // Sending first, for a socket with much unread is sent to between two reads.
 TEST(EndedSocket, TakesNothingAndLosesNothing) {
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  ASSERT_TRUE(listener.ok());
-  const int peer = RawPeer::dial(net::local_of(*listener).text());
+  const auto listener = net::listen_on("127.0.0.1", 0, {}).value();
+  const int peer = RawPeer::dial(net::local_of(listener).text());
   const auto poller = *net::Poller::create();
-  Socket socket(accept4(*listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), *poller);
+  Socket socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), *poller);
   ASSERT_TRUE(socket.watch(nullptr).ok());
   char bytes[100] = {};
   iovec at{.iov_base = bytes, .iov_len = sizeof bytes};
@@ -98,7 +96,7 @@ TEST(EndedSocket, TakesNothingAndLosesNothing) {
   EXPECT_EQ(socket.receive(message, kNever), 14);
   EXPECT_TRUE(socket.can_receive());
   EXPECT_EQ(socket.receive(message, kNever), 0);
-  ::close(*listener);
+  ::close(listener);
 }
 
 TEST_F(Goodbye, WhatWeSaidReachesThePeerThoughWeDidNotReadAll) {
@@ -112,15 +110,12 @@ TEST_F(Goodbye, WhatWeSaidReachesThePeerThoughWeDidNotReadAll) {
     const size_t head = framed::kHeaderBytes;
     return framed::decode_header(peer_.receive_frame(node_, head + text).substr(0, head));
   };
-  const absl::StatusOr<framed::Frame> ack = next();
-  ASSERT_TRUE(ack.ok()) << ack.status();
-  EXPECT_EQ(ack->type, framed::FrameType::kWriteAck);
-  const absl::StatusOr<framed::Frame> counter = next();
-  ASSERT_TRUE(counter.ok()) << counter.status();
-  EXPECT_EQ(counter->type, framed::FrameType::kWrite);
-  const absl::StatusOr<framed::Frame> goodbye = next(std::strlen(kWhy));
-  ASSERT_TRUE(goodbye.ok()) << goodbye.status();
-  EXPECT_EQ(goodbye->type, framed::FrameType::kGoodbye);
+  const auto ack = next().value();
+  EXPECT_EQ(ack.type, framed::FrameType::kWriteAck);
+  const auto counter = next().value();
+  EXPECT_EQ(counter.type, framed::FrameType::kWrite);
+  const auto goodbye = next(std::strlen(kWhy)).value();
+  EXPECT_EQ(goodbye.type, framed::FrameType::kGoodbye);
 }
 
 TEST_F(Goodbye, BytesOfATransferThatEndsWithTheConnectionAreForgotten) {

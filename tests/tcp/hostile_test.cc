@@ -21,8 +21,7 @@ framed::Frame write_frame(const RemoteRegion& region, uint32_t bytes) {
 
 TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
   TcpNode node("node", settings());
-  auto address = node.provider->listen();
-  ASSERT_TRUE(address.ok());
+  auto address = node.provider->listen().value();
   std::vector<char> memory(4096, 'x');
   const RemoteRegion region = node.share(memory);
   const framed::Frame read{.type = framed::FrameType::kRead,
@@ -55,7 +54,7 @@ TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
   };
   for (size_t i = 0; i < attacks.size(); ++i) {
     RawPeer peer;
-    ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+    ASSERT_NO_FATAL_FAILURE(peer.connect(node, address));
     ASSERT_TRUE(peer.send(attacks[i]));
     until({&node}, [&] { return node.rails.empty(); });
     EXPECT_TRUE(absl::IsDataLoss(node.down.back())) << node.down.back();
@@ -65,14 +64,13 @@ TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
   EXPECT_TRUE(node.landed.empty());
   // Cancelling a read that never was is harmless.
   RawPeer peer;
-  ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
+  ASSERT_NO_FATAL_FAILURE(peer.connect(node, address));
   ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kCancelRead, .transfer = {1, 1}})));
   ASSERT_TRUE(peer.send(encoded(write_frame(region, 5), {{7, 5}}, "hello")));
   const std::string ack = peer.receive_frame(node, framed::kHeaderBytes);
-  auto frame = framed::decode_header(ack);
-  ASSERT_TRUE(frame.ok()) << frame.status();
-  EXPECT_EQ(frame->type, framed::FrameType::kWriteAck);
-  EXPECT_EQ(frame->code, absl::StatusCode::kOk);
+  auto frame = framed::decode_header(ack).value();
+  EXPECT_EQ(frame.type, framed::FrameType::kWriteAck);
+  EXPECT_EQ(frame.code, absl::StatusCode::kOk);
   EXPECT_EQ(std::string(&memory[7], 5), "hello");
 }
 
@@ -91,13 +89,12 @@ TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
     const char* memory = nullptr;
     RawPeer* peers[2] = {};
   } node("node", settings());
-  auto address = node.provider->listen();
-  ASSERT_TRUE(address.ok());
+  auto address = node.provider->listen().value();
   std::vector<char> memory(8192, 'x');
   const RemoteRegion region = node.share(memory);
   RawPeer first, second;
-  ASSERT_NO_FATAL_FAILURE(first.connect(node, *address));
-  ASSERT_NO_FATAL_FAILURE(second.connect(node, *address));
+  ASSERT_NO_FATAL_FAILURE(first.connect(node, address));
+  ASSERT_NO_FATAL_FAILURE(second.connect(node, address));
   until({&node}, [&] { return node.rails.size() == 2; });
   while (node.progress()) {
   }
@@ -117,11 +114,10 @@ TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
 // The node has called the peer, and has asked it for one transfer of these 32 bytes.
 void ask(TcpNode& node, RawPeer& peer, Op op, std::vector<char>& local,
          const TransferDescriptor*& asked) {
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  ASSERT_TRUE(listener.ok());
-  node.provider->connect({.session = 1, .address = net::local_of(*listener).text()});
-  ASSERT_NO_FATAL_FAILURE(peer.accept(node, *listener));
-  ::close(*listener);
+  const auto listener = net::listen_on("127.0.0.1", 0, {}).value();
+  node.provider->connect({.session = 1, .address = net::local_of(listener).text()});
+  ASSERT_NO_FATAL_FAILURE(peer.accept(node, listener));
+  ::close(listener);
   auto& t =
       node.transfer(op, local, Layout::contiguous(0, 32),
                     {.key = 1, .size = 32, .index = 1, .generation = 1}, Layout::contiguous(0, 32));

@@ -15,10 +15,9 @@ using testing::Not;
 class WorkerLog : public testing::Test {
  protected:
   static std::unique_ptr<Worker> worker(const std::string& name, const std::string& secret) {
-    auto made = Worker::create(
-        {.name = name, .providers = {"tcp"}, .key = *ClusterKey::from_bytes(secret)});
-    EXPECT_TRUE(made.ok()) << made.status();
-    return *std::move(made);
+    return Worker::create(
+               {.name = name, .providers = {"tcp"}, .key = *ClusterKey::from_bytes(secret)})
+        .value();
   }
   // Runs both, on this thread, until `ready`.
   template <typename Fact>

@@ -14,10 +14,9 @@ std::unique_ptr<Worker> start(TemporaryFolder& folder, const std::string& keys) 
   EXPECT_EQ(chmod(folder.path("cluster.key").c_str(), 0600), 0);
   auto key = ClusterKey::from_file(folder.path("cluster.key"));
   EXPECT_TRUE(key.ok()) << key.status();
-  auto worker = Worker::create(
-      {.name = "w", .providers = {"tcp"}, .key = *key, .settings = {{"tcp.sockets", "1"}}});
-  EXPECT_TRUE(worker.ok()) << worker.status();
-  return *std::move(worker);
+  return Worker::create(
+             {.name = "w", .providers = {"tcp"}, .key = *key, .settings = {{"tcp.sockets", "1"}}})
+      .value();
 }
 
 // Whether a notification gets from one to the other over a new connection, and why not.

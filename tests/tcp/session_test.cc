@@ -17,12 +17,7 @@ constexpr char kReused = 'R';
 
 class Session : public testing::Test {
  protected:
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    std::vector<char> memory;
-    MemoryRegion region;
-    RemoteRegion remote;
-    PeerId peer;
+  struct Side : TcpSide {
     std::vector<PeerEvent::Kind> events;
   };
 
@@ -38,19 +33,11 @@ class Session : public testing::Test {
   }
 
   void start(Side& side, const std::string& name) {
-    auto worker = Worker::create(
+    side.start(
         {.name = name,
-         .providers = {"tcp"},
-         .key = *ClusterKey::from_bytes("0123456789abcdef"),
          .clock = &clock_,
-         .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}, {"peer.redial_ms", "5000"}}});
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
-    side.memory = pattern(kSessionBytes, static_cast<uint64_t>(name[0]));
-    auto region = side.worker->register_memory(side.memory.data(), side.memory.size());
-    ASSERT_TRUE(region.ok()) << region.status();
-    side.region = *region;
-    side.remote = *side.worker->remote_region(*region);
+         .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}, {"peer.redial_ms", "5000"}}},
+        pattern(kSessionBytes, static_cast<uint64_t>(name[0])));
   }
 
   bool step(bool with_b = true) {
@@ -81,16 +68,16 @@ class Session : public testing::Test {
   }
 
   TransferId write(CounterId counter, Time timeout = kNever, size_t bytes = kSessionBytes) {
-    auto id = a_.worker->submit({.op = Op::kWrite,
-                                 .peer = a_.peer,
-                                 .local = a_.region,
-                                 .local_layout = Layout::contiguous(0, bytes),
-                                 .remote = b_.remote,
-                                 .remote_layout = Layout::contiguous(0, bytes),
-                                 .counter = b_.worker->remote_counter(counter),
-                                 .timeout = timeout});
-    EXPECT_TRUE(id.ok()) << id.status();
-    return *id;
+    return a_.worker
+        ->submit({.op = Op::kWrite,
+                  .peer = a_.peer,
+                  .local = a_.region,
+                  .local_layout = Layout::contiguous(0, bytes),
+                  .remote = b_.remote,
+                  .remote_layout = Layout::contiguous(0, bytes),
+                  .counter = b_.worker->remote_counter(counter),
+                  .timeout = timeout})
+        .value();
   }
   bool ended_at_a(TransferId id) { return ended(*a_.worker->state(id)); }
   // The target has been told that the bytes are there: it uses the memory for something else.
@@ -389,16 +376,17 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
   EXPECT_FALSE(c.worker->next_notification(got));
   EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused),
             static_cast<ptrdiff_t>(kSessionBytes));
-  auto id = a_.worker->submit({.op = Op::kWrite,
-                               .peer = a_.peer,
-                               .local = a_.region,
-                               .local_layout = Layout::contiguous(0, kSessionBytes),
-                               .remote = c.remote,
-                               .remote_layout = Layout::contiguous(0, kSessionBytes),
-                               .notify = "to the new one"});
-  ASSERT_TRUE(id.ok()) << id.status();
-  run_with_c([&] { return ended_at_a(*id); });
-  EXPECT_TRUE(a_.worker->status(*id).ok()) << a_.worker->status(*id);
+  auto id = a_.worker
+                ->submit({.op = Op::kWrite,
+                          .peer = a_.peer,
+                          .local = a_.region,
+                          .local_layout = Layout::contiguous(0, kSessionBytes),
+                          .remote = c.remote,
+                          .remote_layout = Layout::contiguous(0, kSessionBytes),
+                          .notify = "to the new one"})
+                .value();
+  run_with_c([&] { return ended_at_a(id); });
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   run_with_c([&] { return c.worker->next_notification(got); });
   EXPECT_EQ(got.payload, "to the new one");
   EXPECT_EQ(c.memory, a_.memory);

@@ -19,12 +19,6 @@ constexpr size_t kHead = framed::kHeaderBytes + framed::kPieceBytes;
 
 class Tamper : public testing::TestWithParam<const char*> {
  protected:
-  struct Side {
-    std::unique_ptr<Worker> worker;
-    std::vector<char> memory;
-    MemoryRegion region;
-  };
-
   void SetUp() override {
     start(a_, "a", GetParam());
     start(b_, "b", "");
@@ -35,7 +29,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     run_out();
   }
 
-  void start(Side& side, const std::string& name, const std::string& protection) const {
+  void start(TcpSide& side, const std::string& name, const std::string& protection) const {
     // The clock runs while the kernel takes its time: nobody's patience may end of that.
     SettingValues settings = {{"tcp.sockets", "1"},
                               {"tcp.stall_ms", "3600000"},
@@ -43,17 +37,8 @@ class Tamper : public testing::TestWithParam<const char*> {
                               {"peer.redial_ms", "3600000"},
                               {"peer.answer_ms", "3600000"}};
     if (!protection.empty()) settings.emplace_back(protection, "on");
-    WorkerOptions options;
-    options.name = name;
-    options.providers = {"tcp"};
-    options.key = *ClusterKey::from_bytes("0123456789abcdef");
-    options.settings = settings;
-    options.clock = &clock_;
-    auto worker = Worker::create(std::move(options));
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
-    side.memory = pattern(4 * kTamperedBytes, static_cast<uint64_t>(name[0]));
-    side.region = *side.worker->register_memory(side.memory.data(), side.memory.size());
+    side.start({.name = name, .clock = &clock_, .settings = std::move(settings)},
+               pattern(4 * kTamperedBytes, static_cast<uint64_t>(name[0])));
   }
 
   bool step() {
@@ -88,17 +73,17 @@ class Tamper : public testing::TestWithParam<const char*> {
   size_t lost() const { return a_.worker->stats().peers_lost + b_.worker->stats().peers_lost; }
 
   TransferId submit(size_t at, Op op = Op::kWrite) {
-    auto id = a_.worker->submit(
-        {.op = op,
-         .peer = peer_,
-         .local = a_.region,
-         .local_layout = Layout::contiguous(at, kTamperedBytes),
-         .remote = *b_.worker->remote_region(b_.region),
-         .remote_layout = Layout::contiguous(at, kTamperedBytes),
-         .counter = op == Op::kWrite ? b_.worker->remote_counter(counter_) : RemoteCounter(),
-         .increment = op == Op::kWrite ? 1u : 0u});
-    EXPECT_TRUE(id.ok()) << id.status();
-    return *id;
+    return a_.worker
+        ->submit(
+            {.op = op,
+             .peer = peer_,
+             .local = a_.region,
+             .local_layout = Layout::contiguous(at, kTamperedBytes),
+             .remote = b_.remote,
+             .remote_layout = Layout::contiguous(at, kTamperedBytes),
+             .counter = op == Op::kWrite ? b_.worker->remote_counter(counter_) : RemoteCounter(),
+             .increment = op == Op::kWrite ? 1u : 0u})
+        .value();
   }
   bool ended(TransferId id) const {
     const auto state = a_.worker->state(id);
@@ -138,7 +123,7 @@ class Tamper : public testing::TestWithParam<const char*> {
 
   ManualClock clock_;
   bool time_moves_ = true;
-  Side a_, b_;
+  TcpSide a_, b_;
   CounterId counter_;
   PeerId peer_;
   std::unique_ptr<FaultyNetwork> network_;
@@ -260,7 +245,7 @@ TEST_P(Tamper, EncryptedNothingIsThereToRead) {
   const bool hidden = std::string(GetParam()) == "tcp.encrypt";
   const std::string payload(a_.memory.data() + 100, 32);
   EXPECT_EQ(bytes.find(payload) == std::string::npos, hidden);
-  const uint64_t key = b_.worker->remote_region(b_.region)->key;
+  const uint64_t key = b_.remote.key;
   const std::string region_key(reinterpret_cast<const char*>(&key), sizeof key);
   EXPECT_EQ(bytes.find(region_key) == std::string::npos, hidden);
   EXPECT_EQ(a_.worker->explain(peer_).find("encrypted") != std::string::npos, hidden);

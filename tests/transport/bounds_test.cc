@@ -15,14 +15,12 @@ class Bounds : public ScriptedPeers {
  protected:
   // The peer has lost its last rail, and calls again with this one.
   ScriptedRail* again(HelloInfo who, ScriptedRail& lost, uint64_t link) {
-    lost.lose(*provider_->sink, "cut");
-    turn();
+    lose(lost);
     return back(std::move(who), link);
   }
   ScriptedRail* back(HelloInfo who, uint64_t link) {
     who.link = link;
-    ScriptedRail& rail = provider_->call_in(who);
-    turn();
+    ScriptedRail& rail = call_in(who);
     return &rail;
   }
   std::vector<PeerEvent> unread() {
@@ -36,12 +34,10 @@ class Bounds : public ScriptedPeers {
 //   the one before and counts it (`PeerEvent::missed`)
 TEST_F(Bounds, UnreadEventsOfAPeerCollapseIntoTheLast) {
   const HelloInfo who = caller(9, 100);
-  ScriptedRail* rail = &provider_->call_in(who);
-  turn();
+  ScriptedRail* rail = &call_in(who);
   constexpr uint32_t kTimes = 50;
   for (uint32_t i = 1; i <= kTimes; ++i) rail = again(who, *rail, 100 + i);
-  rail->lose(*provider_->sink, "the last cut");
-  turn();
+  lose(*rail, "the last cut");
   const std::vector<PeerEvent> events = unread();
   ASSERT_EQ(events.size(), internal::kUnreadEvents);
   EXPECT_EQ(events.front().kind, PeerEvent::Kind::kUp);
@@ -101,8 +97,7 @@ TEST_F(Bounds, APeerWithUnreadNotificationsIsNotForgotten) {
 }
 
 TEST_F(Bounds, APeerThatAsksAndTakesNoAnswersIsClosed) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
+  const auto [peer, rail] = up(caller(9, 100));
   uint64_t asked = 0;
   while (worker_->peer_state(peer) == PeerState::kUp && asked < 4 * internal::kMostUnsaid) {
     say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 1000 + ++asked});
@@ -115,8 +110,7 @@ TEST_F(Bounds, APeerThatAsksAndTakesNoAnswersIsClosed) {
 
 // What waits to be said is not said twice.
 TEST_F(Bounds, AQuestionThatIsRepeatedIsAnsweredOnce) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
+  const auto [peer, rail] = up(caller(9, 100));
   for (uint32_t i = 0; i < 2 * internal::kMostUnsaid; ++i) {
     say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 1000});
   }
@@ -125,18 +119,15 @@ TEST_F(Bounds, AQuestionThatIsRepeatedIsAnsweredOnce) {
 
 TEST_F(Bounds, APeerThatNeverSaysWhatCameOverItsLostRailsIsClosed) {
   const HelloInfo who = caller(9, 100);
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(who, rail);
+  auto [peer, rail] = up(who);
   uint64_t link = 100;
   while (worker_->peer_state(peer) == PeerState::kUp && link < 3 * internal::kMostLostRails) {
     notify(*rail, "a word");
-    rail->lose(*provider_->sink, "cut");
-    turn();
+    lose(*rail);
     if (worker_->peer_state(peer) == PeerState::kDown) break;
     HelloInfo next = who;
     next.link = ++link;
-    rail = &provider_->call_in(next);
-    turn();
+    rail = &call_in(next);
   }
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_GE(link, internal::kMostLostRails);
@@ -144,8 +135,7 @@ TEST_F(Bounds, APeerThatNeverSaysWhatCameOverItsLostRailsIsClosed) {
 }
 
 TEST_F(Bounds, APeerThatAsksForStagedChunksAndTakesNoAnswersIsClosed) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
+  const auto [peer, rail] = up(caller(9, 100));
   std::string words;
   uint32_t asked = 0;
   for (; worker_->peer_state(peer) == PeerState::kUp && asked < 10'000; ++asked) {
@@ -185,9 +175,8 @@ TEST_F(Bounds, UnreadNotificationsOfDepartedPeersBlockNewPeers) {
   size_t read = 0;
   while (worker_->next_notification(note)) read += note.payload == text;
   EXPECT_EQ(read, sessions * fit) << "what had arrived was lost";
-  ScriptedRail* rail = nullptr;
   unread();
-  up(caller(1000, 1000), rail);
+  up(caller(1000, 1000));
 }
 
 }  // namespace

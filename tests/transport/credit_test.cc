@@ -16,21 +16,19 @@ class Credit : public ScriptedPeers {
   static constexpr uint64_t kCost = kText + internal::kNotificationCost;
   static constexpr size_t kFit = internal::kNotificationWindow / kCost;
 
-  Credit() { peer_ = up(caller(9, 100), rail_); }
+  Credit() { std::tie(peer_, rail_) = up(caller(9, 100)); }
 
   TransferId send() {
-    const auto id = worker_->notify(peer_, std::string(kText, 'x'));
-    EXPECT_TRUE(id.ok()) << id.status();
+    const auto id = worker_->notify(peer_, std::string(kText, 'x')).value();
     turn();
-    return *id;
+    return id;
   }
   // As many as the window takes, all of them delivered.
   void fill() {
     for (size_t i = 0; i < kFit; ++i) {
       send();
       ASSERT_THAT(rail_->held, SizeIs(1)) << i;
-      rail_->report(*provider_->sink);
-      turn();
+      report(*rail_);
     }
   }
   void give(uint64_t amount) {
@@ -53,8 +51,7 @@ TEST_F(Credit, IsTakenByWhatIsSentAndOnlyThePeerGivesItBack) {
   give(kCost / 2);  // with what was left of the window that may not do
   give(kCost / 2);
   ASSERT_THAT(rail_->held, SizeIs(1)) << "the peer has given enough";
-  rail_->report(*provider_->sink);
-  turn();
+  report(*rail_);
   EXPECT_EQ(*worker_->state(waits), TransferState::kDone);
   send();
   EXPECT_THAT(rail_->held, SizeIs(0)) << "what waited has cost nothing";
@@ -63,8 +60,7 @@ TEST_F(Credit, IsTakenByWhatIsSentAndOnlyThePeerGivesItBack) {
 TEST_F(Credit, AnUndeliveredNotificationReturnsItsCredit) {
   for (size_t i = 0; i + 1 < kFit; ++i) {
     send();
-    rail_->report(*provider_->sink);
-    turn();
+    report(*rail_);
   }
   const TransferId last = send();
   ASSERT_THAT(rail_->held, SizeIs(1));
@@ -72,12 +68,10 @@ TEST_F(Credit, AnUndeliveredNotificationReturnsItsCredit) {
   ASSERT_THAT(rail_->held, SizeIs(1));
   ASSERT_TRUE(worker_->cancel(last).ok());
   turn();
-  rail_->report(*provider_->sink, absl::CancelledError("aborted"));
-  turn();
+  report(*rail_, absl::CancelledError("aborted"));
   EXPECT_EQ(*worker_->state(last), TransferState::kCancelled);
   EXPECT_THAT(rail_->held, SizeIs(1)) << "what was not delivered still costs";
-  rail_->report(*provider_->sink);
-  turn();
+  report(*rail_);
   EXPECT_EQ(*worker_->state(waits), TransferState::kDone);
 }
 
@@ -96,13 +90,12 @@ TEST_F(Credit, APeerFarOverItsCreditIsDisconnected) {
 // Promise(notifications): Credit of a sender that was lost is returned when it is back | it stays
 //   owed
 TEST_F(Credit, ForWhatWasReadMeanwhileGoesToAPeerThatIsBack) {
-  ScriptedRail* rail = nullptr;
   const HelloInfo who = caller(10, 200);
-  const PeerId peer = up(who, rail);
+  const auto [peer, rail] = up(who);
   const std::string text(60'000, 'x');
   constexpr size_t kTexts = 20;  // more than a quarter of the window
   for (size_t i = 0; i < kTexts; ++i) notify(*rail, text);
-  rail->lose(*provider_->sink, "cut");
+  rail->lose("cut");
   ASSERT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
   Notification note;
   size_t read = 0;

@@ -33,8 +33,7 @@ class Failback : public TwoProviders {
   ScriptedRail* fall_back() {
     ScriptedRail* fast = answer(*fast_);
     const uint64_t lost = links_;
-    fast->lose(*fast_->sink, "unplugged");
-    turn();
+    lose(*fast, "unplugged");
     fast_->fail(absl::UnavailableError("still unplugged"));
     ScriptedRail* slow = answer(*slow_);
     settle(*slow, lost);
@@ -43,8 +42,7 @@ class Failback : public TwoProviders {
   // What the worker itself has to say is said, and the peer has closed its end of what was lost.
   void settle(ScriptedRail& rail, uint64_t lost) {
     while (!rail.held.empty()) {
-      rail.report(*slow_->sink);
-      turn();
+      report(rail);
     }
     const ControlMessage fenced{.kind = ControlMessage::Kind::kFenced, .link = lost};
     const std::string words = fenced.encode();
@@ -81,9 +79,8 @@ TEST_F(Failback, WhatThereIsToDoReturnsToTheBetterProvider) {
   tell();
   EXPECT_THAT(fast->held, SizeIs(1));
   EXPECT_THAT(slow->held, SizeIs(1));
-  slow->report(*slow_->sink);
-  fast->report(*fast_->sink);
-  turn();
+  slow->report();
+  report(*fast);
   EXPECT_EQ(worker_->stats().open_transfers, 0U);
   const std::string route = worker_->explain(peer_);
   EXPECT_THAT(route, AllOf(HasSubstr("peer: fast ["), HasSubstr("slow: kept for when")));
@@ -135,12 +132,10 @@ TEST_F(Failback, WhatTheWorseProviderGivesBackGoesOverTheBetterOne) {
   pass(seconds(1));
   ScriptedRail* fast = answer(*fast_);
   ASSERT_FALSE(slow->held.empty());
-  slow->report(*slow_->sink, absl::UnavailableError("not by this way"));
-  turn();
+  report(*slow, absl::UnavailableError("not by this way"));
   while (!fast->held.empty()) {
     pass(milliseconds(1));
-    fast->report(*fast_->sink);
-    turn();
+    report(*fast);
   }
   EXPECT_EQ(*worker_->state(*id), TransferState::kDone);
 }
@@ -149,8 +144,7 @@ TEST_F(Failback, LostAgainTheOtherIsThereAtOnce) {
   ScriptedRail* slow = fall_back();
   pass(seconds(1));
   ScriptedRail* fast = answer(*fast_);
-  fast->lose(*fast_->sink, "unplugged again");
-  turn();
+  lose(*fast, "unplugged again");
   EXPECT_EQ(worker_->peer_state(peer_), PeerState::kUp);
   settle(*slow, links_);
   tell();
@@ -168,8 +162,7 @@ TEST_F(Failback, OneThatHasHeldIsCalledAsSoonAsTheFirstTime) {
   pass(seconds(1));
   ScriptedRail* fast = answer(*fast_);
   pass(minutes(1));
-  fast->lose(*fast_->sink, "unplugged again");
-  turn();
+  lose(*fast, "unplugged again");
   pass(seconds(1));
   EXPECT_THAT(fast_->calls, SizeIs(1));
 }
@@ -218,8 +211,7 @@ TEST_F(Failback, AllIsLostDuringACall) {
   ScriptedRail* slow = fall_back();
   pass(seconds(1));
   ASSERT_THAT(fast_->calls, SizeIs(1));
-  slow->lose(*slow_->sink, "cut");
-  turn();
+  lose(*slow);
   EXPECT_EQ(worker_->peer_state(peer_), PeerState::kReconnecting);
   ASSERT_THAT(fast_->calls, SizeIs(2));
   fast_->fail(absl::UnavailableError("unplugged"));

@@ -83,14 +83,12 @@ TEST(ClusterKey, IsInTheAccountsHomeWhenHomeIsNotSet) {
   const Environment environment;
   const TemporaryFolder folder;
   home_of_account = folder.path();
-  const auto made = ClusterKey::for_this_user();
-  ASSERT_TRUE(made.ok()) << made.status();
+  const auto made = ClusterKey::for_this_user().value();
   struct stat info {};
   ASSERT_EQ(stat(folder.path(".config/baton/cluster.key").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
-  const auto again = ClusterKey::for_this_user();
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(made->hmac("x"), again->hmac("x"));
+  const auto again = ClusterKey::for_this_user().value();
+  EXPECT_EQ(made.hmac("x"), again.hmac("x"));
 }
 
 TEST(ClusterKey, IsNowhereForAUserWithoutAHome) {
@@ -111,16 +109,15 @@ absl::StatusOr<ClusterKey> key_from(const std::string& content) {
 TEST(ClusterKey, AFileMayHoldThePreviousOneToo) {
   const ClusterKey first = *ClusterKey::from_bytes("0123456789abcdef");
   const ClusterKey second = *ClusterKey::from_bytes("fedcba9876543210");
-  const auto both = key_from("0123456789abcdef\r\n\n  fedcba9876543210\n");
-  ASSERT_TRUE(both.ok()) << both.status();
-  ASSERT_EQ(both->count(), 2u);
-  EXPECT_EQ(both->hmac("x"), first.hmac("x"));
-  EXPECT_EQ(both->hmac("x", 1), second.hmac("x"));
+  const auto both = key_from("0123456789abcdef\r\n\n  fedcba9876543210\n").value();
+  ASSERT_EQ(both.count(), 2u);
+  EXPECT_EQ(both.hmac("x"), first.hmac("x"));
+  EXPECT_EQ(both.hmac("x", 1), second.hmac("x"));
   EXPECT_EQ(key_from("0123456789abcdef\n")->count(), 1u);
   // Bytes that are no text are one key, whatever they are.
-  const auto binary = key_from(std::string("0123456789\n\x01\xff 3456789abcdef\n789\0", 31));
-  ASSERT_TRUE(binary.ok()) << binary.status();
-  EXPECT_EQ(binary->count(), 1u);
+  const auto binary =
+      key_from(std::string("0123456789\n\x01\xff 3456789abcdef\n789\0", 31)).value();
+  EXPECT_EQ(binary.count(), 1u);
   const auto three = key_from("0123456789abcdef\n0123456789abcdef\n0123456789abcdef\n");
   EXPECT_THAT(std::string(three.status().message()), HasSubstr("3 lines"));
   const auto short_one = key_from("0123456789abcdef\nshort\n");
@@ -210,11 +207,9 @@ absl::StatusOr<std::unique_ptr<Worker>> named(size_t bytes, std::atomic<int>& ar
 
 TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
   std::atomic<int> armed{0};
-  const auto longest = named(kMaxWorkerName, armed);
-  ASSERT_TRUE(longest.ok()) << longest.status();
-  const auto address = Address::decode((*longest)->address());
-  ASSERT_TRUE(address.ok()) << address.status();
-  EXPECT_EQ(address->name, std::string(kMaxWorkerName, 'n'));
+  const auto longest = named(kMaxWorkerName, armed).value();
+  const auto address = Address::decode(longest->address()).value();
+  EXPECT_EQ(address.name, std::string(kMaxWorkerName, 'n'));
 
   const auto longer = named(kMaxWorkerName + 1, armed);
   ASSERT_EQ(longer.status().code(), absl::StatusCode::kInvalidArgument);

@@ -13,45 +13,38 @@ using ::testing::SizeIs;
 class ScriptedPartings : public ScriptedPeers {
  protected:
   // A transfer of ours that the rail has, and of which nothing is known.
-  PeerId with_something_open(ScriptedRail*& rail) {
-    const PeerId peer = up(caller(9, 100), rail);
-    EXPECT_TRUE(worker_->notify_detached(peer, "words").ok());
+  std::pair<PeerId, ScriptedRail*> with_something_open() {
+    const auto met = up(caller(9, 100));
+    EXPECT_TRUE(worker_->notify_detached(met.first, "words").ok());
     turn();
-    EXPECT_THAT(rail->held, SizeIs(1));
-    return peer;
-  }
-  void report(ScriptedRail& rail) {
-    rail.report(*provider_->sink, absl::CancelledError("as asked"));
-    turn();
+    EXPECT_THAT(met.second->held, SizeIs(1));
+    return met;
   }
 };
 
 // The question says that nothing of ours is open: the peer may use its memory when it has heard it.
 TEST_F(ScriptedPartings, ThePeerIsAskedWhenNothingOfOursIsOpen) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = with_something_open(rail);
+  const auto [peer, rail] = with_something_open();
   worker_->begin_disconnect(peer);
   turn();
   ASSERT_THAT(rail->held, SizeIs(1)) << "what is open, and no question yet";
   EXPECT_EQ(rail->held[0].transfer->notify, "words");
-  report(*rail);
+  report(*rail, absl::CancelledError("as asked"));
   ASSERT_THAT(rail->held, SizeIs(1)) << "the question";
-  const auto asked = ControlMessage::decode(rail->held[0].transfer->notify);
-  ASSERT_TRUE(asked.ok()) << asked.status();
-  EXPECT_EQ(asked->kind, ControlMessage::Kind::kPart);
+  const auto asked = ControlMessage::decode(rail->held[0].transfer->notify).value();
+  EXPECT_EQ(asked.kind, ControlMessage::Kind::kPart);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
 
 // Its end of the connection says that nothing of ours is open any more.
 TEST_F(ScriptedPartings, TheAskedSideClosesOnceIdle) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = with_something_open(rail);
+  const auto [peer, rail] = with_something_open();
   say(*rail, {.kind = ControlMessage::Kind::kPart});
   EXPECT_EQ(provider_->closed, nullptr) << "closed while a transfer was open";
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
   EXPECT_FALSE(worker_->notify_detached(peer, "more").ok() && rail->held.size() > 1)
       << "what is submitted now does not go out";
-  report(*rail);
+  report(*rail, absl::CancelledError("as asked"));
   ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_TRUE(absl::IsCancelled(provider_->closed_why)) << provider_->closed_why;
   EXPECT_TRUE(worker_->disconnect(peer).ok()) << "both knew that nothing was open";
@@ -65,13 +58,12 @@ TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
     SCOPED_TRACE(protocol);
     HelloInfo who = caller(protocol, 100);
     who.protocol = protocol;
-    ScriptedRail* rail = nullptr;
-    const PeerId peer = up(who, rail);
+    const auto [peer, rail] = up(who);
     ASSERT_TRUE(worker_->notify_detached(peer, "words").ok());
     turn();
     worker_->begin_disconnect(peer);
     turn();
-    rail->report(*provider_->sink, absl::CancelledError("as asked"));
+    rail->report(absl::CancelledError("as asked"));
     provider_->closed = nullptr;
     turn();
     if (protocol < kPartingProtocol) {

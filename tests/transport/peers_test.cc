@@ -51,12 +51,11 @@ TEST(PeerTable, FindsASessionByItsInitiator) {
 // The other side may lose a rail before this one has heard of it. A call that brings only such a
 // rail has failed, and there is another.
 TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls) {
-  ScriptedRail* rail = nullptr;
   const HelloInfo who = caller(9, 100);
-  const PeerId peer = up(who, rail);
+  const auto [peer, rail] = up(who);
   say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 222});
-  rail->report(*provider_->sink);
-  rail->lose(*provider_->sink, "cut");
+  rail->report();
+  rail->lose("cut");
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
 
   clock_.advance(milliseconds(60));  // the side that was called waits a little
@@ -81,19 +80,16 @@ TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls)
 // What had been sent over a rail that the other side has lost is asked about: a call by which it
 // was to come, and that is late, brings none of it any more.
 TEST_F(ScriptedPeers, ACallThatWasFencedBeforeItCameIsRefused) {
-  ScriptedRail* rail = nullptr;
   HelloInfo who = caller(9, 100);
-  const PeerId peer = up(who, rail);
+  const auto [peer, rail] = up(who);
   say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 222});
   who.link = 222;
-  provider_->call_in(who);
-  turn();
+  call_in(who);
   EXPECT_NE(provider_->closed, nullptr);
   EXPECT_TRUE(absl::IsUnavailable(provider_->closed_why)) << provider_->closed_why;
   provider_->closed = nullptr;
   who.link = 333;
-  provider_->call_in(who);
-  turn();
+  call_in(who);
   EXPECT_EQ(provider_->closed, nullptr);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
@@ -101,11 +97,10 @@ TEST_F(ScriptedPeers, ACallThatWasFencedBeforeItCameIsRefused) {
 // An adapter may have told the peer that something arrived over a rail that its program has not
 // looked at yet: that counts, though the peer asks about the rail first.
 TEST_F(ScriptedPeers, WhatCameOverARailThatIsAskedAboutBeforeItIsSeenCounts) {
-  ScriptedRail* rail = nullptr;
   HelloInfo who = caller(9, 100);
-  up(who, rail);
+  ScriptedRail* const rail = up(who).second;
   turn();
-  rail->report(*provider_->sink);
+  rail->report();
   who.link = 222;
   provider_->then = [&] {
     ScriptedRail& late = provider_->call_in(who);
@@ -120,43 +115,36 @@ TEST_F(ScriptedPeers, WhatCameOverARailThatIsAskedAboutBeforeItIsSeenCounts) {
   EXPECT_EQ(got.payload, "I was here");
   EXPECT_NE(provider_->closed, nullptr) << "and the rail is closed before the answer";
   ASSERT_THAT(rail->held, SizeIs(1));
-  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify);
-  ASSERT_TRUE(answer.ok());
-  EXPECT_EQ(answer->kind, ControlMessage::Kind::kFenced);
-  EXPECT_THAT(answer->landed, testing::ElementsAre(internal::Fate::kLanded));
+  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify).value();
+  EXPECT_EQ(answer.kind, ControlMessage::Kind::kFenced);
+  EXPECT_THAT(answer.landed, testing::ElementsAre(internal::Fate::kLanded));
 }
 
 // What has no name but its number counts by how many came in the same epoch of its rail.
 TEST_F(ScriptedPeers, WhatIsOnlyNumberedIsKnownByTheCountOfItsEpoch) {
-  ScriptedRail* rail = nullptr;
-  ScriptedRail* lost = nullptr;
   HelloInfo who = caller(9, 100);
-  up(who, rail);
+  ScriptedRail* const rail = up(who).second;
   who.link = 222;
-  lost = &provider_->call_in(who);
-  turn();
+  ScriptedRail* const lost = &call_in(who);
   lost->count = internal::Ordinal{.epoch = 3, .number = 5};
-  lost->lose(*provider_->sink, "cut");
-  turn();
-  rail->report(*provider_->sink);
+  lose(*lost);
+  rail->report();
   using internal::kNoSlot;
   say(*rail, {.kind = ControlMessage::Kind::kFence,
               .link = 222,
               .slices = {{{kNoSlot, 3}, 4}, {{kNoSlot, 3}, 5}, {{kNoSlot, 2}, 4}}});
   turn();
   ASSERT_THAT(rail->held, SizeIs(1));
-  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify);
-  ASSERT_TRUE(answer.ok());
+  const auto answer = ControlMessage::decode(rail->held[0].transfer->notify).value();
   using internal::Fate;
-  EXPECT_THAT(answer->landed, testing::ElementsAre(Fate::kLanded, Fate::kNever, Fate::kUnknown));
+  EXPECT_THAT(answer.landed, testing::ElementsAre(Fate::kLanded, Fate::kNever, Fate::kUnknown));
 }
 
 // The first call of a session may be lost after the caller's last word, before it was heard here.
 TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   HelloInfo who = caller(9, 100);
   who.resume = Resume::kOurs;
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(who, rail);
+  const PeerId peer = up(who).first;
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
   worker_->disconnect(peer, Time::zero()).IgnoreError();
   turn();
@@ -167,7 +155,7 @@ TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   EXPECT_FALSE(worker_->next_peer_event());
   // Nor does what may have been here and is forgotten.
   for (size_t i = 0; i < PeerTable::kRemembered; ++i) {
-    worker_->disconnect(up(caller(1, 1), rail), Time::zero()).IgnoreError();
+    worker_->disconnect(up(caller(1, 1)).first, Time::zero()).IgnoreError();
     turn();
     while (worker_->next_peer_event()) {
     }
@@ -175,17 +163,15 @@ TEST_F(ScriptedPeers, ASessionThatIsResumedButWasNeverBegunBegins) {
   HelloInfo other = caller(9, 100);
   other.resume = Resume::kOurs;
   provider_->closed = nullptr;
-  provider_->call_in(other);
-  turn();
+  call_in(other);
   EXPECT_NE(provider_->closed, nullptr);
   EXPECT_THAT(provider_->closed_why.message(), HasSubstr("session is over"));
   EXPECT_FALSE(worker_->next_peer_event());
 }
 
 TEST_F(ScriptedPeers, APeerThatRefusesWhenItIsCalledAgainIsDownAndSaysWhy) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
-  rail->lose(*provider_->sink, "cut");
+  const auto [peer, rail] = up(caller(9, 100));
+  rail->lose("cut");
   clock_.advance(milliseconds(60));
   turn();
   ASSERT_THAT(provider_->calls, SizeIs(1));
@@ -202,8 +188,7 @@ TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondC
   const CounterId counter = *worker_->allocate_counter();
   const RemoteCounter remote = worker_->remote_counter(counter);
   HelloInfo who = caller(9, 100);
-  ScriptedRail* first = nullptr;
-  const PeerId peer = up(who, first);
+  const auto [peer, first] = up(who);
   const auto half = [&](ScriptedRail& rail, uint32_t slice) {
     provider_->sink->arrived(rail, {.transfer = {3, 1},
                                     .slice = slice,
@@ -214,11 +199,10 @@ TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondC
                                     .increment = 1});
   };
   half(*first, 0);
-  first->lose(*provider_->sink, "cut");
+  first->lose("cut");
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
   who.link = 101;
-  ScriptedRail& second = provider_->call_in(who);
-  turn();
+  ScriptedRail& second = call_in(who);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
   EXPECT_EQ(worker_->counter_value(counter), 0U);
   half(second, 1);
@@ -247,38 +231,32 @@ class LostAnswers : public ScriptedPeers {
   // rail 101.
   void SetUp() override {
     who_ = caller(9, 100);
-    peer_ = up(who_, first_);
+    std::tie(peer_, first_) = up(who_);
     second_ = another(101);
     third_ = another(102);
-    const auto id = worker_->submit({.peer = peer_, .notify = "words"});
-    ASSERT_TRUE(id.ok()) << id.status();
-    transfer_ = *id;
+    transfer_ = worker_->submit({.peer = peer_, .notify = "words"}).value();
     turn();
     ASSERT_THAT(first_->held, SizeIs(1));
-    first_->lose(*provider_->sink, "cut");
-    turn();
+    lose(*first_);
     ScriptedRail* const asked = questions(*second_).empty() ? third_ : second_;
     if (asked == third_) std::swap(second_, third_);
     ASSERT_THAT(questions(*second_), testing::ElementsAre(100));
-    second_->report(*provider_->sink);
-    turn();
+    report(*second_);
     EXPECT_EQ(*worker_->state(transfer_), TransferState::kActive);
   }
   ScriptedRail* another(uint64_t link) {
     HelloInfo who = who_;
     who.link = link;
-    ScriptedRail& rail = provider_->call_in(who);
-    turn();
+    ScriptedRail& rail = call_in(who);
     return &rail;
   }
   // The answer comes: nothing had landed. The transfer goes on.
   void answer_over(ScriptedRail& rail) {
-    rail.report(*provider_->sink);
+    rail.report();
     say(rail,
         {.kind = ControlMessage::Kind::kFenced, .link = 100, .landed = {internal::Fate::kNever}});
     EXPECT_THAT(rail.held, testing::Contains(testing::Field(&Slice::transfer, notify_is("words"))));
-    rail.report(*provider_->sink);
-    turn();
+    report(rail);
     EXPECT_EQ(*worker_->state(transfer_), TransferState::kDone);
   }
   static testing::Matcher<const TransferDescriptor*> notify_is(const std::string& words) {
@@ -294,19 +272,16 @@ class LostAnswers : public ScriptedPeers {
 // Promise(lost): An answer about a lost rail that is itself lost is asked for again | questions are
 //   repeated when a rail is lost and when the peer is back
 TEST_F(LostAnswers, AreAskedForAgainOverARailThatIsLeft) {
-  second_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*second_);
   EXPECT_THAT(questions(*third_), testing::UnorderedElementsAre(100, 101));
   answer_over(*third_);
 }
 
 TEST_F(LostAnswers, AreAskedForAgainWhenThePeerIsBack) {
-  third_->lose(*provider_->sink, "cut");
+  lose(*third_);
+  second_->report();  // the questions had arrived
   turn();
-  second_->report(*provider_->sink);  // the questions had arrived
-  turn();
-  second_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*second_);
   ASSERT_EQ(worker_->peer_state(peer_), PeerState::kReconnecting);
   ScriptedRail* const fresh = another(103);
   ASSERT_EQ(worker_->peer_state(peer_), PeerState::kUp);
@@ -317,23 +292,19 @@ TEST_F(LostAnswers, AreAskedForAgainWhenThePeerIsBack) {
 // The questions were on a rail that was lost too. That they had arrived says nothing of the
 // answers, and the peer may take the lost connection for alive and answer over it.
 TEST_F(LostAnswers, AreAskedForAgainWhereTheQuestionHadArrived) {
-  third_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*third_);
   ASSERT_THAT(questions(*second_), testing::UnorderedElementsAre(100, 102));
   third_ = another(103);
-  second_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*second_);
   EXPECT_THAT(questions(*third_), testing::UnorderedElementsAre(100, 101, 102));
   answer_over(*third_);
 }
 
 // The target cannot say whether a question of ours had arrived: it is asked as if it had not.
 TEST_F(LostAnswers, AreAskedForAgainWhereTheFateOfTheQuestionIsNotKnown) {
-  third_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*third_);
   third_ = another(103);
-  second_->lose(*provider_->sink, "cut");
-  turn();
+  lose(*second_);
   say(*third_, {.kind = ControlMessage::Kind::kFenced,
                 .link = 101,
                 .landed = {internal::Fate::kUnknown, internal::Fate::kUnknown}});
@@ -343,14 +314,13 @@ TEST_F(LostAnswers, AreAskedForAgainWhereTheFateOfTheQuestionIsNotKnown) {
 
 // However often a peer is lost before it has answered, the questions that wait do not pile up.
 TEST_F(LostAnswers, AreAskedForOnceAtATime) {
-  second_->lose(*provider_->sink, "cut");
-  third_->lose(*provider_->sink, "cut");
+  second_->lose("cut");
+  third_->lose("cut");
   for (uint64_t link = 110; link < 130; ++link) {
     ScriptedRail* const fresh = another(link);
     const std::vector<uint64_t> asked = questions(*fresh);
     EXPECT_EQ(std::set<uint64_t>(asked.begin(), asked.end()).size(), asked.size());
-    fresh->lose(*provider_->sink, "cut");
-    turn();
+    lose(*fresh);
   }
 }
 
@@ -360,11 +330,9 @@ TEST_F(ScriptedPeers, RailsOfOneProviderAreInTheOrderOfTheirNumbersHoweverTheyCa
     SCOPED_TRACE(lowest_first);
     const uint64_t session = lowest_first ? 9 : 10;
     HelloInfo who = caller(session, lowest_first ? 100 : 200);
-    ScriptedRail* first = nullptr;
-    const PeerId peer = up(who, first);
+    const auto [peer, first] = up(who);
     who.link = lowest_first ? 200 : 100;
-    ScriptedRail& second = provider_->call_in(who);
-    turn();
+    ScriptedRail& second = call_in(who);
     ASSERT_TRUE(worker_->notify_detached(peer, "a question").ok());
     turn();
     const ScriptedRail& lowest = lowest_first ? *first : second;
@@ -378,17 +346,12 @@ TEST_F(ScriptedPeers, RailsOfOneProviderAreInTheOrderOfTheirNumbersHoweverTheyCa
 // Promise(transfers): `cancel()` ends the transfer that it names or none | the request carries the
 //   handle's generation
 TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
-  const auto submit = [&] {
-    const auto id = worker_->submit({.peer = peer, .notify = "words"});
-    EXPECT_TRUE(id.ok()) << id.status();
-    return *id;
-  };
+  const auto [met, rail] = up(caller(9, 100));
+  const PeerId peer = met;
+  const auto submit = [&] { return worker_->submit({.peer = peer, .notify = "words"}).value(); };
   const TransferId one = submit();
   turn();
-  rail->report(*provider_->sink);
-  turn();
+  report(*rail);
   ASSERT_EQ(*worker_->state(one), TransferState::kDone);
   ASSERT_TRUE(worker_->cancel(one).ok());  // nobody has heard of that yet
   ASSERT_TRUE(worker_->release(one).ok());
@@ -397,24 +360,21 @@ TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
   turn();
   EXPECT_EQ(*worker_->state(next), TransferState::kActive);
   EXPECT_FALSE(worker_->progress()) << "whom it named is looked for again and again";
-  rail->report(*provider_->sink);
-  turn();
+  report(*rail);
   EXPECT_EQ(*worker_->state(next), TransferState::kDone);
 }
 
 TEST_F(ScriptedPeers, NothingIsLateThatMayTakeAlmostForEver) {
   clock_.advance(std::chrono::hours(1));
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(9, 100), rail);
-  const auto id = worker_->submit({.peer = peer, .notify = "words", .timeout = kNever - Time(1)});
-  ASSERT_TRUE(id.ok()) << id.status();
+  const auto [peer, rail] = up(caller(9, 100));
+  const auto id =
+      worker_->submit({.peer = peer, .notify = "words", .timeout = kNever - Time(1)}).value();
   turn();
-  EXPECT_EQ(*worker_->state(*id), TransferState::kActive);
+  EXPECT_EQ(*worker_->state(id), TransferState::kActive);
   int looks = 0;
   EXPECT_TRUE(worker_->wait_until([&] { return ++looks > 3; }, kNever - Time(1)).ok());
-  rail->report(*provider_->sink);
-  turn();
-  EXPECT_TRUE(worker_->wait(*id, kNever - Time(1)).ok());
+  report(*rail);
+  EXPECT_TRUE(worker_->wait(id, kNever - Time(1)).ok());
 }
 
 // Each peer's times are its own, and 10,000 that are lost at once are all called again and given up
@@ -439,7 +399,7 @@ TEST_F(ScriptedPeers, TenThousandThatAreLostAtOnceAreAllCalledAgain) {
   for (ScriptedRail* rail : rails) posted += rail->held.size();
   EXPECT_EQ(posted, 1U);
 
-  for (ScriptedRail* rail : rails) rail->lose(*provider_->sink, "the switch is gone");
+  for (ScriptedRail* rail : rails) rail->lose("the switch is gone");
   turn();
   EXPECT_EQ(worker_->stats().peers_up, 0U);
   clock_.advance(milliseconds(60));

@@ -34,9 +34,8 @@ TEST(RailPace, IsBytesBySecondsInWhichSomeWereUnderWay) {
 TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
   provider_->slice_bytes = kMebibyte;
   std::vector<char> memory(64 * kMebibyte);
-  ScriptedRail* rail = nullptr;
   const HelloInfo who = caller(9, 100);
-  const PeerId peer = up(who, rail);
+  const auto [peer, rail] = up(who);
   const Layout all = Layout::contiguous(0, memory.size());
   ASSERT_TRUE(worker_
                   ->submit({.peer = peer,
@@ -55,8 +54,7 @@ TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
   turn();
   EXPECT_THAT(rail->held, testing::SizeIs(3)) << "what is small does not wait for that";
   clock_.advance(milliseconds(1));
-  rail->report(*provider_->sink);
-  turn();
+  report(*rail);
   EXPECT_THAT(rail->held, testing::SizeIs(32)) << "as many as it takes";
 }
 
@@ -66,10 +64,9 @@ class TwoRails : public ScriptedPeers {
   TwoRails() : memory_(256 * kMebibyte) {
     provider_->slice_bytes = kMebibyte;
     who_ = caller(9, 100);
-    peer_ = up(who_, first_);
+    std::tie(peer_, first_) = up(who_);
     who_.link = 200;
-    second_ = &provider_->call_in(who_);
-    turn();
+    second_ = &call_in(who_);
     who_.link = 300;
     remote_ = {.owner = who_.uid,
                .key = 1,
@@ -79,14 +76,15 @@ class TwoRails : public ScriptedPeers {
     region_ = *worker_->register_memory(memory_.data(), memory_.size());
   }
   TransferId write(size_t bytes) {
-    const auto id = worker_->submit({.peer = peer_,
-                                     .local = region_,
-                                     .local_layout = Layout::contiguous(0, bytes),
-                                     .remote = remote_,
-                                     .remote_layout = Layout::contiguous(0, bytes)});
-    EXPECT_TRUE(id.ok()) << id.status();
+    const auto id = worker_
+                        ->submit({.peer = peer_,
+                                  .local = region_,
+                                  .local_layout = Layout::contiguous(0, bytes),
+                                  .remote = remote_,
+                                  .remote_layout = Layout::contiguous(0, bytes)})
+                        .value();
     turn();
-    return *id;
+    return id;
   }
   // The oldest slice that a rail holds is done.
   void report_one(ScriptedRail& rail) {
@@ -191,10 +189,8 @@ TEST_F(TwoRails, WhatOneHasLostIsNotTriedOnOneThatIsNotKnown) {
   run(write(64 * kMebibyte), 2, 2);
   const TransferId id = write(8 * kMebibyte);
   ASSERT_FALSE(first_->held.empty());
-  ScriptedRail& third = provider_->call_in(who_);
-  turn();
-  first_->report(*provider_->sink, absl::UnavailableError("it stalled"));
-  turn();
+  ScriptedRail& third = call_in(who_);
+  report(*first_, absl::UnavailableError("it stalled"));
   EXPECT_EQ(third.held.size(), 0u);
   while (!second_->held.empty() || !first_->held.empty()) {
     clock_.advance(milliseconds(1));

@@ -19,9 +19,8 @@ class Regions : public ::testing::Test {
 TEST_F(Regions, SaysWhenFull) {
   MemoryRegion last;
   for (size_t i = 0; i < RegionTable::kCapacity; ++i) {
-    const auto entry = table_.add(memory_, 1, Access::kLocal, {});
-    ASSERT_TRUE(entry.ok());
-    last = {.index = (*entry)->index, .generation = (*entry)->generation};
+    const auto entry = table_.add(memory_, 1, Access::kLocal, {}).value();
+    last = {.index = entry->index, .generation = entry->generation};
   }
   const absl::Status full = table_.add(memory_, 1, Access::kLocal, {}).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
@@ -40,11 +39,10 @@ TEST(RemoteRegion, RoundTripsAndRefusesDamage) {
                             .access = Access::kRemoteWrite};
   const std::string wire = region.encode();
   EXPECT_EQ(wire.size(), RemoteRegion::kEncodedBytes);
-  auto back = RemoteRegion::decode(wire);
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->owner, region.owner);
-  EXPECT_EQ(back->key, 77u);
-  EXPECT_EQ(back->access, Access::kRemoteWrite);
+  auto back = RemoteRegion::decode(wire).value();
+  EXPECT_EQ(back.owner, region.owner);
+  EXPECT_EQ(back.key, 77u);
+  EXPECT_EQ(back.access, Access::kRemoteWrite);
   for (size_t cut = 0; cut < wire.size(); ++cut) {
     EXPECT_FALSE(RemoteRegion::decode(wire.substr(0, cut)).ok());
   }
@@ -55,10 +53,9 @@ TEST(RemoteCounter, RoundTripsAndRefusesDamage) {
   const RemoteCounter counter{WorkerUid::random(), 12, 3};
   const std::string wire = counter.encode();
   EXPECT_EQ(wire.size(), RemoteCounter::kEncodedBytes);
-  auto back = RemoteCounter::decode(wire);
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->index, 12u);
-  EXPECT_EQ(back->generation, 3u);
+  auto back = RemoteCounter::decode(wire).value();
+  EXPECT_EQ(back.index, 12u);
+  EXPECT_EQ(back.generation, 3u);
   for (size_t cut = 0; cut < wire.size(); ++cut) {
     EXPECT_FALSE(RemoteCounter::decode(wire.substr(0, cut)).ok());
   }
@@ -70,19 +67,18 @@ void use_all_but_one(CounterTable& table) {
 }
 
 TEST(CounterTable, AFreedWordRestsBehindOthers) {
-  auto table = CounterTable::create(WorkerUid::random());
-  ASSERT_TRUE(table.ok());
-  const CounterId first = *table->allocate();
-  ASSERT_TRUE(table->free(first).ok());
+  auto table = CounterTable::create(WorkerUid::random()).value();
+  const CounterId first = *table.allocate();
+  ASSERT_TRUE(table.free(first).ok());
   for (size_t i = 1; i <= CounterTable::kRest; ++i) {
-    const CounterId next = *table->allocate();
+    const CounterId next = *table.allocate();
     ASSERT_EQ(next.index, i);
-    ASSERT_TRUE(table->free(next).ok());
+    ASSERT_TRUE(table.free(next).ok());
   }
   for (size_t i = 0; i < 3 * CounterTable::kRest; ++i) {  // round and round, and no word more
-    const CounterId next = *table->allocate();
+    const CounterId next = *table.allocate();
     ASSERT_EQ(next.index, i % (CounterTable::kRest + 1));
-    ASSERT_TRUE(table->free(next).ok());
+    ASSERT_TRUE(table.free(next).ok());
   }
 }
 

@@ -129,19 +129,17 @@ TEST(Registration, ReadOnlyMemoryIsNoPlaceToReadInto) {
   StubWorker stub;
   Pages pages;
   pages.protect_last(PROT_READ);
-  const auto region = stub.worker->register_memory(pages.data, 3 * kPage, Access::kLocal);
-  ASSERT_TRUE(region.ok()) << region.status();
+  const auto region = stub.worker->register_memory(pages.data, 3 * kPage, Access::kLocal).value();
   TransferRequest request{.op = Op::kRead,
                           .peer = stub.peer,
-                          .local = *region,
+                          .local = region,
                           .local_layout = Layout::contiguous(0, kPage),
                           .remote = {.size = kPage, .generation = 1, .access = Access::kRemoteRead},
                           .remote_layout = Layout::contiguous(0, kPage)};
-  const auto id = stub.worker->submit(request);
-  ASSERT_TRUE(id.ok()) << id.status();
-  const absl::Status status = stub.worker->wait(*id, patient(std::chrono::seconds(60)));
+  const auto id = stub.worker->submit(request).value();
+  const absl::Status status = stub.worker->wait(id, patient(std::chrono::seconds(60)));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_TRUE(stub.worker->deregister_memory(*region).ok());
+  EXPECT_TRUE(stub.worker->deregister_memory(region).ok());
 }
 
 // Says that memory which nobody may touch is a device's.
@@ -176,19 +174,17 @@ TEST(Registration, CpuProvidersRefuseDeviceMemory) {
   }
   // The host's is not disturbed by it.
   const Pages host;
-  const auto region = stub.worker->register_memory(host.data, 3 * kPage);
-  ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_EQ(region->place.kind, MemoryKind::kHost);
+  const auto region = stub.worker->register_memory(host.data, 3 * kPage).value();
+  EXPECT_EQ(region.place.kind, MemoryKind::kHost);
 }
 
 TEST(Registration, DeviceMemoryReportsItsLocation) {
   StubWorker stub;
   const DevicePages device;
   stub.provider->reaches_devices = true;
-  const auto region = stub.worker->register_memory(device.pages.data, 3 * kPage);
-  ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_EQ(region->place, (MemoryPlace{MemoryKind::kDevice, 3}));
-  EXPECT_TRUE(stub.worker->deregister_memory(*region).ok());
+  const auto region = stub.worker->register_memory(device.pages.data, 3 * kPage).value();
+  EXPECT_EQ(region.place, (MemoryPlace{MemoryKind::kDevice, 3}));
+  EXPECT_TRUE(stub.worker->deregister_memory(region).ok());
 }
 
 TEST(Registration, MemoryWithADmaBufIsADevices) {
@@ -203,12 +199,10 @@ TEST(Registration, MemoryWithADmaBufIsADevices) {
 TEST(Registration, ADeviceAddressIsNeverSent) {
   RegionTable table(WorkerUid::random());
   Pages pages;
-  auto entry = table.add(pages.data, 3 * kPage, Access::kRemoteReadWrite, {});
-  ASSERT_TRUE(entry.ok());
-  (*entry)->place = {MemoryKind::kDevice, 0};
+  auto entry = table.add(pages.data, 3 * kPage, Access::kRemoteReadWrite, {}).value();
+  entry->place = {MemoryKind::kDevice, 0};
   const auto at = [&](Access want) {
-    return table.resolve((*entry)->index, (*entry)->generation, (*entry)->key, want, 0, kPage)
-        .status();
+    return table.resolve(entry->index, entry->generation, entry->key, want, 0, kPage).status();
   };
   EXPECT_TRUE(absl::IsFailedPrecondition(at(Access::kRemoteWrite))) << at(Access::kRemoteWrite);
   EXPECT_TRUE(absl::IsFailedPrecondition(at(Access::kRemoteRead)));

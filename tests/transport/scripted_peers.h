@@ -38,12 +38,24 @@ class ScriptedPeers : public testing::Test {
                       .encode();
     return who;
   }
-  PeerId up(const HelloInfo& who, ScriptedRail*& rail) {
-    rail = &provider_->call_in(who);
+  ScriptedRail& call_in(const HelloInfo& who) {
+    ScriptedRail& rail = provider_->call_in(who);
     turn();
+    return rail;
+  }
+  std::pair<PeerId, ScriptedRail*> up(const HelloInfo& who) {
+    ScriptedRail* const rail = &call_in(who);
     const auto event = worker_->next_peer_event();
     EXPECT_TRUE(event && event->kind == PeerEvent::Kind::kUp);
-    return event->peer;
+    return {event->peer, rail};
+  }
+  void report(ScriptedRail& rail, const absl::Status& status = absl::OkStatus()) {
+    rail.report(status);
+    turn();
+  }
+  void lose(ScriptedRail& rail, const std::string& why = "cut") {
+    rail.lose(why);
+    turn();
   }
   // What the peer says about its rails.
   void say(Rail& rail, const internal::ControlMessage& message) {

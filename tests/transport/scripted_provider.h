@@ -26,8 +26,8 @@ class ScriptedRail final : public Rail, public internal::CountingRail {
   void close(absl::Status why, EventSink& sink) override;
 
   // Reports all that it holds, as done or as `status`.
-  void report(EventSink& sink, const absl::Status& status = absl::OkStatus());
-  void lose(EventSink& sink, const std::string& why);
+  void report(const absl::Status& status = absl::OkStatus());
+  void lose(const std::string& why);
 
   std::optional<internal::Ordinal> counted() const override { return count; }
 
@@ -114,19 +114,19 @@ inline absl::Status ScriptedRail::reaches(const RemoteRegion& region) const {
   if (!provider_.unreached.contains(region.index)) return absl::OkStatus();
   return absl::FailedPreconditionError(properties_.provider + " does not get there");
 }
-inline void ScriptedRail::report(EventSink& sink, const absl::Status& status) {
+inline void ScriptedRail::report(const absl::Status& status) {
   for (const Slice& slice : std::exchange(held, {})) {
-    sink.slice_done(*this, slice.transfer->id, slice.index, status);
+    provider_.sink->slice_done(*this, slice.transfer->id, slice.index, status);
   }
 }
-inline void ScriptedRail::lose(EventSink& sink, const std::string& why) {
-  report(sink, absl::UnknownError(why));
-  sink.rail_down(*this, absl::UnavailableError(why));
+inline void ScriptedRail::lose(const std::string& why) {
+  report(absl::UnknownError(why));
+  provider_.sink->rail_down(*this, absl::UnavailableError(why));
 }
 inline void ScriptedRail::abort(TransferId, EventSink&) {}
 inline void ScriptedRail::close(absl::Status why, EventSink& sink) {
   provider_.note_closed(this, why);
-  report(sink, absl::UnknownError(why.message()));
+  report(absl::UnknownError(why.message()));
   sink.rail_down(*this, std::move(why));
 }
 

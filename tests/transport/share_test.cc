@@ -22,7 +22,7 @@ class Share : public ScriptedPeers {
     const uint64_t number = ++met_;
     Other other{.who = caller(number, 100 * number)};
     other.who.name = name;
-    other.peer = up(other.who, other.rail);
+    std::tie(other.peer, other.rail) = up(other.who);
     return other;
   }
   // Until it is refused, in one go: nobody has seen what waits for what.
@@ -38,20 +38,17 @@ class Share : public ScriptedPeers {
   // One of each kind goes to the peer, and ends.
   void expect_served(const Other& other) {
     for (const std::string& notification : {std::string(), std::string("words")}) {
-      const auto id = worker_->submit({.peer = other.peer, .notify = notification});
-      ASSERT_TRUE(id.ok()) << id.status();
+      const auto id = worker_->submit({.peer = other.peer, .notify = notification}).value();
       turn();
-      other.rail->report(*provider_->sink);
-      turn();
-      EXPECT_EQ(*worker_->state(*id), TransferState::kDone);
-      EXPECT_TRUE(worker_->release(*id).ok());
+      report(*other.rail);
+      EXPECT_EQ(*worker_->state(id), TransferState::kDone);
+      EXPECT_TRUE(worker_->release(id).ok());
     }
   }
   // All that goes at once over the rail is reported, again and again.
   void drain(const Other& other) {
     do {
-      other.rail->report(*provider_->sink);
-      turn();
+      report(*other.rail);
     } while (!other.rail->held.empty());
   }
   void give_credit(const Other& other) {
@@ -82,11 +79,10 @@ TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
   EXPECT_THAT(refused_, Not(HasSubstr("ended and wait to be released"))) << "nothing is to release";
   expect_served(other);
   // Its own transfers do not wait for what nobody reads.
-  const auto write = worker_->submit({.peer = deaf.peer});
-  ASSERT_TRUE(write.ok()) << write.status();
+  const auto write = worker_->submit({.peer = deaf.peer}).value();
   turn();
   drain(deaf);
-  EXPECT_EQ(*worker_->state(*write), TransferState::kDone);
+  EXPECT_EQ(*worker_->state(write), TransferState::kDone);
 
   // It reads: there is room again.
   give_credit(deaf);
@@ -100,7 +96,7 @@ TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
 //   open transfers are counted per peer at `submit()`
 TEST_F(Share, APeerThatIsCalledAgainHoldsHalfOfThem) {
   const Other lost = meet("lost"), other = meet("other");
-  lost.rail->lose(*provider_->sink, "cut");
+  lost.rail->lose("cut");
   ASSERT_EQ(worker_->peer_state(lost.peer), PeerState::kReconnecting);
   EXPECT_EQ(flood(lost.peer, ""), kAll / 2);
   EXPECT_THAT(refused_, HasSubstr("2048 of its have not ended. It was lost, and is called again"));
@@ -131,12 +127,10 @@ TEST_F(Share, ExhaustionErrorsNameTheHolders) {
   std::vector<TransferId> ended;
   const Other quick = meet("quick");
   while (ended.size() < kAll - open) {
-    const auto id = worker_->submit({.peer = quick.peer});
-    ASSERT_TRUE(id.ok()) << id.status();
-    ended.push_back(*id);
+    const auto id = worker_->submit({.peer = quick.peer}).value();
+    ended.push_back(id);
     turn();
-    quick.rail->report(*provider_->sink);
-    turn();
+    report(*quick.rail);
   }
   EXPECT_EQ(flood(quick.peer, ""), 0u);
   EXPECT_THAT(refused_,

@@ -86,13 +86,12 @@ TEST(Sleep, OnTheDescriptorHearsOfWorkThatAnotherDid) {
 using SleepOfScripted = ScriptedPeers;
 
 TEST_F(SleepOfScripted, WaitsForWhatDeregisteringTookUp) {
-  ScriptedRail* rail = nullptr;
-  const PeerId peer = up(caller(1, 1), rail);
+  const auto [peer, rail] = up(caller(1, 1));
   std::array<char, 64> bytes{};
-  const auto region = worker_->register_memory(bytes.data(), bytes.size(), Access::kRemoteRead);
-  ASSERT_TRUE(region.ok()) << region.status();
+  const auto region =
+      worker_->register_memory(bytes.data(), bytes.size(), Access::kRemoteRead).value();
   ASSERT_TRUE(worker_->notify_detached(peer, "news").ok());
-  ASSERT_TRUE(worker_->deregister_memory(*region).ok());
+  ASSERT_TRUE(worker_->deregister_memory(region).ok());
   ASSERT_TRUE(rail->held.empty());
   EXPECT_FALSE(worker_->arm()) << "asleep, with something to send";
   EXPECT_TRUE(worker_->progress());
@@ -101,10 +100,8 @@ TEST_F(SleepOfScripted, WaitsForWhatDeregisteringTookUp) {
 }
 
 TEST_F(SleepOfScripted, WaitsForWhatPartingWithAnotherTookUp) {
-  ScriptedRail* rail = nullptr;
-  ScriptedRail* other = nullptr;
-  const PeerId peer = up(caller(1, 1), rail);
-  const PeerId gone = up(caller(2, 2), other);
+  const auto [peer, rail] = up(caller(1, 1));
+  const PeerId gone = up(caller(2, 2)).first;
   ASSERT_TRUE(worker_->notify_detached(peer, "news").ok());
   worker_->begin_disconnect(gone, Time::zero());
   ASSERT_TRUE(rail->held.empty());

@@ -91,12 +91,11 @@ TEST(TransferSlots, AStatusIsNotReadWhileItsSlotIsUsedAgain) {
     }
   });
   for (int i = 0; i < 2000; ++i) {
-    const auto id = stub.worker->submit({.peer = stub.peer, .notify = "words"});
-    ASSERT_TRUE(id.ok()) << id.status();
-    newest.store(uint64_t{id->generation} << 32 | id->slot);
-    ASSERT_TRUE(stub.worker->cancel(*id).ok());
-    until([&] { return ended(*stub.worker->state(*id)); }, [&] { stub.worker->progress(); });
-    ASSERT_TRUE(stub.worker->release(*id).ok());
+    const auto id = stub.worker->submit({.peer = stub.peer, .notify = "words"}).value();
+    newest.store(uint64_t{id.generation} << 32 | id.slot);
+    ASSERT_TRUE(stub.worker->cancel(id).ok());
+    until([&] { return ended(*stub.worker->state(id)); }, [&] { stub.worker->progress(); });
+    ASSERT_TRUE(stub.worker->release(id).ok());
   }
   over.store(true);
   reader.join();

@@ -38,6 +38,14 @@ class TwoProviders : public testing::Test {
   void turn() {
     for (int i = 0; i < 4; ++i) worker_->progress();
   }
+  void report(ScriptedRail& rail, const absl::Status& status = absl::OkStatus()) {
+    rail.report(status);
+    turn();
+  }
+  void lose(ScriptedRail& rail, const std::string& why = "cut") {
+    rail.lose(why);
+    turn();
+  }
   ScriptedRail* answer(ScriptedProvider& provider) {
     who_.session = provider.calls.front().session;
     who_.link = ++links_;

@@ -2,12 +2,8 @@
 // words about them and their answers are cut, stand still and go on; and one of the hosts goes
 // between the landing of the bytes and the word of it.
 #include "tests/gpudirect/fake/installed_fake.h"
-#include "tests/hostile/real_check.h"
 #include "tests/test.h"
-#include "tests/two_hosts/moving_hosts.h"
-#include "tests/until.h"
-#include "transport/progress_thread.h"
-#include "transport/worker.h"
+#include "tests/two_hosts/two_workers.h"
 
 namespace baton {
 namespace {
@@ -15,21 +11,14 @@ namespace {
 using gpudirect::DevicePointer;
 using gpudirect::kMiB;
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr size_t kBytes = kMiB / 2;
-const Time kLong = until_gives_up();
 
-class DeviceNetwork : public testing::Test {
+class DeviceNetwork : public TwoWorkers {
  protected:
-  void SetUp() override {
-    auto hosts = Hosts::create(1, 0);
-    if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
-    ASSERT_TRUE(hosts.ok()) << hosts.status();
-    hosts_.emplace(*std::move(hosts));
-  }
+  size_t wires() const override { return 1; }
   void TearDown() override {
-    for (size_t host : {0, 1}) end(host);
+    TwoWorkers::TearDown();
     hosts_.reset();
     for (DevicePointer at : at_) {
       if (at != 0) gpu_.fake().free(at);
@@ -43,62 +32,17 @@ class DeviceNetwork : public testing::Test {
     settings.emplace_back("tcp.stall_ms", "500");
     settings.emplace_back("staging.ring_mib", "16");
     if (at_[host] == 0) at_[host] = gpu_.fake().allocate(kBytes, static_cast<int>(host));
-    hosts_->on(host, [&] {
-      auto worker = Worker::create({.name = host == 0 ? "alpha" : "beta",
-                                    .providers = {"tcp"},
-                                    .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                                    .listen_host = "0.0.0.0",
-                                    .settings = settings});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      workers_[host] = *std::move(worker);
-      threads_[host] = std::make_unique<ProgressThread>(*workers_[host]);
-      auto region =
-          workers_[host]->register_memory(reinterpret_cast<void*>(uintptr_t{at_[host]}), kBytes);
-      ASSERT_TRUE(region.ok()) << region.status();
-      regions_[host] = *region;
-    });
-    if (host == 1) counter_ = *workers_[1]->allocate_counter();
+    start_on(host, "0.0.0.0", std::move(settings), gpudirect::pointer_of<void>(at_[host]), kBytes);
   }
   void give(size_t host) {
-    const auto region =
-        workers_[host]->register_memory(gpudirect::pointer_of<void>(at_[host]), kBytes);
-    ASSERT_TRUE(region.ok()) << region.status();
-    regions_[host] = *region;
+    regions_[host] =
+        *workers_[host]->register_memory(gpudirect::pointer_of<void>(at_[host]), kBytes);
   }
-  void end(size_t host) {
-    if (!workers_[host]) return;
-    threads_[host].reset();
-    hosts_->on(host, [&] { workers_[host].reset(); });
-  }
-  void connect() {
-    hosts_->on(0, [&] {
-      peer_ = *workers_[0]->connect(workers_[1]->address());
-      until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
-    });
-    remote_ = *workers_[1]->remote_region(regions_[1]);
-  }
-  template <typename Fact>
-  void until(const Fact& fact, CallSite from = CallSite::here()) const {
-    baton::until(
-        fact, LetOthersRun(), [&] { return state_of(*workers_[0], peer_, "here"); }, from);
-  }
-  TransferId submit(Op op, size_t bytes = kBytes) {
-    TransferRequest request{.op = op,
-                            .peer = peer_,
-                            .local = regions_[0],
-                            .local_layout = Layout::contiguous(0, bytes),
-                            .remote = remote_,
-                            .remote_layout = Layout::contiguous(0, bytes)};
+  TransferId submit(Op op) {
+    TransferRequest request = of(op, kBytes);
     if (op == Op::kWrite) request.counter = workers_[1]->remote_counter(counter_);
     posted_before_ = workers_[0]->stats().slices_posted;
-    auto id = workers_[0]->submit(request);
-    EXPECT_TRUE(id.ok()) << id.status();
-    return id.ok() ? *id : TransferId();
-  }
-  absl::Status wait(TransferId id) {
-    absl::Status status;
-    hosts_->on(0, [&] { status = workers_[0]->wait(id, kLong); });
-    return status;
+    return TwoWorkers::submit(request);
   }
   void fill(size_t host, char letter) { gpu_.fake().write(at_[host], std::string(kBytes, letter)); }
   void expect(size_t host, char letter) {
@@ -129,14 +73,7 @@ class DeviceNetwork : public testing::Test {
   }
 
   gpudirect::InstalledFake gpu_{{.devices = 2}};
-  std::optional<MovingHosts> hosts_;
   std::array<DevicePointer, 2> at_{};
-  std::array<std::unique_ptr<Worker>, 2> workers_;
-  std::array<std::unique_ptr<ProgressThread>, 2> threads_;
-  std::array<MemoryRegion, 2> regions_;
-  CounterId counter_;
-  RemoteRegion remote_;
-  PeerId peer_;
   uint64_t posted_before_ = 0;  // what was submitted last
 };
 

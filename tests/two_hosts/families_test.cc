@@ -29,7 +29,6 @@ class Families : public TwoWorkers {
       for (size_t host : {0, 1}) it.set_link(host, 1, false);  // one wire will do
     });
   }
-  // False, with the test skipped, where there is no IPv6.
   static WorkerOptions options_of(const std::string& name, const std::string& listen_host) {
     WorkerOptions options;
     options.name = name;
@@ -39,26 +38,7 @@ class Families : public TwoWorkers {
     options.settings = kSettings;
     return options;
   }
-  // The first by host:port, where the second is asked for its address.
-  void call(const std::string& where) {
-    hosts_->on(0, [&] {
-      auto peer = workers_[0]->connect(where);
-      ASSERT_TRUE(peer.ok()) << peer.status();
-      peer_ = *peer;
-      until([&] {
-        const PeerState state = workers_[0]->peer_state(peer_);
-        return state == PeerState::kUp || state == PeerState::kDown;
-      });
-      EXPECT_EQ(workers_[0]->peer_state(peer_), PeerState::kUp)
-          << workers_[0]->peer_status(peer_) << "; " << explain();
-    });
-    std::optional<PeerEvent> up;
-    until([&] {
-      up = workers_[1]->next_peer_event();
-      return up.has_value();
-    });
-    their_peer_ = up->peer;
-  }
+  // False where there is no IPv6.
   bool add_v6() {
     bool added = true;
     change([&](Hosts& it) {
@@ -96,9 +76,7 @@ class Families : public TwoWorkers {
 TEST_F(Families, OverIPv6AloneASessionIsMadeLostAndFound) {
   SKIP_WITHOUT_V6();
   remove_v4();
-  start("::", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings, "::");
   EXPECT_TRUE(goes_by('[' + Hosts::address_v6(1) + "]:")) << explain();
   expect_done(write(kAll, 'a'), kAll, 'a');
   lose_and_go_on([&](bool lost) { set_cut(lost); });
@@ -116,9 +94,7 @@ TEST_F(Families, OverIPv6AloneASessionIsMadeLostAndFound) {
 
 TEST_F(Families, TheOtherFamilyTakesOver) {
   SKIP_WITHOUT_V6();
-  start("::", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings, "::");
   EXPECT_TRUE(goes_by(Hosts::address(1) + ':')) << explain();
   expect_done(write(kAll, 'a'), kAll, 'a');
   remove_v4();
@@ -130,9 +106,7 @@ TEST_F(Families, TheOtherFamilyTakesOver) {
 // Promise(network): An ICMP rejection, as of a firewall, ends no session; the first call names it |
 //   only a TCP reset is the peer's own refusal
 TEST_F(Families, AnIcmpUnreachableEndsNoSession) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   for (const int code : {0, 1, 2, 3, 13}) {  // net, host, protocol, port, prohibited
     SCOPED_TRACE(testing::Message() << "code " << code);
     lose_and_go_on([&](bool lost) {
@@ -145,9 +119,7 @@ TEST_F(Families, AnIcmpUnreachableEndsNoSession) {
 }
 
 TEST_F(Families, ARouteThatGoesAndComesBackEndsNoSession) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   for (const size_t host : {0, 1}) {
     lose_and_go_on([&](bool lost) { change([&](Hosts& it) { it.set_route(host, 0, !lost); }); });
     if (HasFailure()) return;
@@ -157,14 +129,10 @@ TEST_F(Families, ARouteThatGoesAndComesBackEndsNoSession) {
 // Whose address is wrong is told what the network says.
 TEST_F(Families, AFirewallThatRejectsAFirstCallIsNamed) {
   start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
   change([](Hosts& it) { it.wire(0).faults(0).unreachable = 3; });
-  hosts_->on(0, [&] {
-    auto peer = workers_[0]->connect(workers_[1]->address());
-    ASSERT_TRUE(peer.ok()) << peer.status();
-    until([&] { return workers_[0]->peer_state(*peer) == PeerState::kDown; });
-    EXPECT_THAT(std::string(workers_[0]->peer_status(*peer).message()), HasSubstr("firewall"));
-  });
+  call(workers_[1]->address());
+  EXPECT_EQ(workers_[0]->peer_state(peer_), PeerState::kDown);
+  EXPECT_THAT(std::string(workers_[0]->peer_status(peer_).message()), HasSubstr("firewall"));
 }
 
 // An agent on each host, which serves its metadata, with memory that is registered.
@@ -186,9 +154,7 @@ class FamiliesOfAgents : public Families {
       options.worker = options_of(options.name, listen_host);
       options.worker.advertise = advertise;
       options.serve_metadata = true;
-      auto agent = kvtransfer::Agent::create(std::move(options));
-      ASSERT_TRUE(agent.ok()) << agent.status();
-      agents_[host] = *std::move(agent);
+      agents_[host] = *kvtransfer::Agent::create(std::move(options));
       EXPECT_TRUE(agents_[host]->register_memory({whole(host)}).ok());
     });
   }
@@ -200,9 +166,9 @@ class FamiliesOfAgents : public Families {
     hosts_->on(0, [&] {
       until([&] { return agents_[0]->has_remote("beta"); });
       std::fill(of_agents_[1].begin(), of_agents_[1].end(), 'b');
-      auto id = agents_[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
-      ASSERT_TRUE(id.ok()) << id.status();
-      const absl::Status status = agents_[0]->run(*id, patience_);
+      auto id =
+          agents_[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here").value();
+      const absl::Status status = agents_[0]->run(id, patience_);
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_EQ(of_agents_[1], of_agents_[0]);
     });
@@ -217,7 +183,6 @@ TEST_F(FamiliesOfAgents, MeetOverIPv6Alone) {
   SKIP_WITHOUT_V6();
   remove_v4();
   for (size_t host : {0, 1}) make_agent(host, "::");
-  ASSERT_FALSE(HasFatalFailure());
   fetch('[' + Hosts::address_v6(1) + "]:" + std::to_string(agents_[1]->port()));
   expect_moved();
   std::vector<kvtransfer::AgentMessage> got;
@@ -233,9 +198,7 @@ TEST_F(FamiliesOfAgents, MeetOverIPv6Alone) {
 TEST_F(Families, EveryInterfaceIsOfBothFamilies) {
   SKIP_WITHOUT_V6();
   remove_v4();
-  start("*", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings, "*");
   EXPECT_TRUE(goes_by('[' + Hosts::address_v6(1) + "]:")) << explain();
   expect_done(write(kAll, 'a'), kAll, 'a');
 }
@@ -252,8 +215,7 @@ TEST_F(Families, ALinkLocalAddressIsReachedByTheCallersInterface) {
   });
   if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
   start("*", kSettings);
-  if (HasFatalFailure()) return;
-  call(absl::StrCat("[fe80::7:2%wire0]:", workers_[1]->port()));
+  connect(absl::StrCat("[fe80::7:2%wire0]:", workers_[1]->port()));
   EXPECT_TRUE(goes_by("[fe80::7:2%wire0]:")) << explain();
   expect_done(write(kAll, 'a'), kAll, 'a');
   lose_and_go_on([&](bool lost) { set_cut(lost); });
@@ -273,9 +235,8 @@ TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
       worker = Worker::create(options_of("beta", "fe80::7:2%wire0"));
       return worker.ok();
     });
-    const auto told = Address::decode((*worker)->address());
-    ASSERT_TRUE(told.ok());
-    EXPECT_EQ(told->providers.front().second, absl::StrCat("[fe80::7:2]:", (*worker)->port()));
+    const auto told = Address::decode((*worker)->address()).value();
+    EXPECT_EQ(told.providers.front().second, absl::StrCat("[fe80::7:2]:", (*worker)->port()));
   });
 }
 
@@ -368,9 +329,8 @@ class Published : public FamiliesOfAgents {
 TEST_F(Published, WhereAPeerWasCalledIsOneOfItsAddresses) {
   // The peer cannot call back: this side listens at a wire that is down.
   start(Hosts::address(0, 1), kSettings, "127.0.0.1");
-  if (HasFatalFailure()) return;
   publish("127.0.0.1", workers_[1]->port());
-  call(where_);
+  connect(where_);
   EXPECT_TRUE(goes_by(where_)) << explain();
   expect_done(write(kAll, 'a'), kAll, 'a');
   lose_and_go_on([&](bool lost) { set_cut(lost); });
@@ -386,24 +346,21 @@ TEST_F(Published, AnInsideAddressThatIsSilentIsPassedOver) {
     }
   });
   start("*", kSettings, Hosts::address(1, 1));
-  if (HasFatalFailure()) return;
   publish(Hosts::address(1, 1), workers_[1]->port());
-  call(where_);
+  connect(where_);
   EXPECT_TRUE(goes_by(where_)) << explain();
 }
 
 // What leads there without a detour is taken.
 TEST_F(Published, AnInsideAddressThatAnswersIsTaken) {
   start("*", kSettings);
-  if (HasFatalFailure()) return;
   publish("127.0.0.1", workers_[1]->port());
-  call(where_);
+  connect(where_);
   EXPECT_TRUE(goes_by(absl::StrCat(Hosts::address(1), ":", workers_[1]->port()))) << explain();
 }
 
 TEST_F(Published, AnAgentThatWasAskedForItsMetadataIsReachedWhereItAnswered) {
   for (size_t host : {0, 1}) make_agent(host, "");
-  ASSERT_FALSE(HasFatalFailure());
   publish("127.0.0.1", agents_[1]->port());
   fetch(where_);
   expect_moved();
@@ -414,12 +371,10 @@ TEST_F(Published, AnAgentThatWasAskedForItsMetadataIsReachedWhereItAnswered) {
     forwarder_.reset();
   });
   make_agent(1, "", absl::StrCat(Hosts::address(1), ":", port));
-  ASSERT_FALSE(HasFatalFailure());
   publish("127.0.0.1", agents_[1]->port(), port);
   hosts_->on(0, [&] {
-    const auto metadata = agents_[1]->metadata();
-    ASSERT_TRUE(metadata.ok()) << metadata.status();
-    EXPECT_TRUE(agents_[0]->add_remote(*metadata).ok());
+    const auto metadata = agents_[1]->metadata().value();
+    EXPECT_TRUE(agents_[0]->add_remote(metadata).ok());
   });
   expect_moved();
 }
@@ -430,11 +385,8 @@ class Ranks : public Families {
   // is cut, and afterwards. `address`: what the second is reached at.
   void expect_sums(const std::string& rendezvous, const std::string& address) {
     std::unique_ptr<collectives::RendezvousServer> server;
-    hosts_->on(0, [&] {
-      auto made = collectives::RendezvousServer::start_at(key_, rendezvous, 2);
-      ASSERT_TRUE(made.ok()) << made.status();
-      server = *std::move(made);
-    });
+    hosts_->on(
+        0, [&] { server = collectives::RendezvousServer::start_at(key_, rendezvous, 2).value(); });
     if (server == nullptr) return;
     std::thread other([&] { hosts_->on(1, [&] { rank(1, rendezvous, address); }); });
     std::thread first([&] { hosts_->on(0, [&] { rank(0, rendezvous, address); }); });
@@ -462,15 +414,14 @@ class Ranks : public Families {
     own.calibrate = false;
     own.slot_bytes = 64 << 10;
     own.start_timeout = own.timeout = patience_;
-    auto comm = Communicator::create(own);
-    ASSERT_TRUE(comm.ok()) << comm.status();
+    auto comm = Communicator::create(own).value();
     if (number == 0) {
-      EXPECT_THAT((*comm)->routes(), HasSubstr(address));
+      EXPECT_THAT(comm->routes(), HasSubstr(address));
     }
     for (int call = 0; call < kCalls; ++call) {
       std::vector<float> data(10'000, static_cast<float>(number + call));
-      const absl::Status status = (*comm)->all_reduce(data.data(), data.data(), data.size(),
-                                                      DataType::kF32, ReduceOp::kSum);
+      const absl::Status status =
+          comm->all_reduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kSum);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_EQ(data.back(), static_cast<float>(2 * call + 1));
       ++summed_;

@@ -50,9 +50,7 @@ class NarrowPaths : public NarrowPath, public testing::WithParamInterface<Narrow
 //   `explain()` says so | full packets are probed in both directions; 1220 then 536 bytes otherwise
 TEST_P(NarrowPaths, CarryAllInSmallerPacketsAndAgainInFullOnesWhenTheyDo) {
   carry(GetParam().largest, GetParam().hosts);
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   expect_all_moves('a');
   if (HasFatalFailure()) return;
   EXPECT_THAT(explain(), testing::AllOf(HasSubstr(kLost), HasSubstr(GetParam().segments)));
@@ -65,9 +63,7 @@ TEST_P(NarrowPaths, CarryAllInSmallerPacketsAndAgainInFullOnesWhenTheyDo) {
 }
 
 TEST_P(NarrowPaths, ThatWereWideLoseNothing) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   expect_all_moves('a');
   if (HasFatalFailure()) return;
   EXPECT_THAT(explain(), Not(HasSubstr(kLost)));
@@ -86,26 +82,15 @@ INSTANTIATE_TEST_SUITE_P(Each, NarrowPaths,
 TEST_P(NarrowPaths, LeadToAWorkerOfWhichOnlyThePortIsKnown) {
   carry(GetParam().largest, GetParam().hosts);
   start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  hosts_->on(0, [&] {
-    auto peer = workers_[0]->connect(Hosts::address(1) + ":" + std::to_string(workers_[1]->port()));
-    ASSERT_TRUE(peer.ok()) << peer.status();
-    peer_ = *peer;
-    until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
-  });
+  connect(absl::StrCat(Hosts::address(1), ":", workers_[1]->port()));
 }
 
 // Nobody waits for ever where nothing of any use comes through; the reason says what to look at.
 TEST_F(NarrowPath, OneThatCarriesNextToNothingIsNamed) {
   carry(300, {0, 1});
   start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  hosts_->on(0, [&] {
-    auto peer = workers_[0]->connect(workers_[1]->address());
-    ASSERT_TRUE(peer.ok()) << peer.status();
-    peer_ = *peer;
-    until([&] { return workers_[0]->peer_state(peer_) == PeerState::kDown; });
-  });
+  call(workers_[1]->address());
+  EXPECT_EQ(workers_[0]->peer_state(peer_), PeerState::kDown);
   EXPECT_THAT(explain(), HasSubstr("the MTU of the path"));
 }
 

@@ -51,9 +51,7 @@ class TwoNics : public TwoWorkers {
 };
 
 TEST_F(TwoNics, AnAddressNamesBothAndSocketsAreSpread) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   EXPECT_THAT(explain(), HasSubstr("some of 4 sockets"));
   const std::array<uint64_t, 2> before = {moved_by(0), moved_by(1)};
@@ -65,9 +63,7 @@ TEST_F(TwoNics, AnAddressNamesBothAndSocketsAreSpread) {
 class TwoNicsLose : public TwoNics, public testing::WithParamInterface<Loss> {};
 
 TEST_P(TwoNicsLose, WhatIsOpenGoesOnByTheOtherAndTheLostOneIsUsedAgain) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   for (size_t lost : {1, 0}) {
     SCOPED_TRACE(testing::Message() << "without NIC " << lost);
     until([&] { return goes_by_wire(0) && goes_by_wire(1); });
@@ -109,9 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Each, TwoNicsLose, testing::ValuesIn(kLosses), [](const
 //   1.25 `tcp.stall_ms`, and it is used again within a minute | sockets are bound by the kernel's
 //   view of paths and moved when their NIC answers
 TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   expect_done(write(8, 'a'), 8, 'a');
   const auto cut = [&](size_t wire, bool lost) {
@@ -132,9 +126,7 @@ TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
 
 // Whoever calls there is answered, and nothing of any size comes through.
 TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAll) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto carry = [&](size_t bytes) {
     change([&](Hosts& it) {
@@ -164,9 +156,7 @@ TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAl
 // fast one carries little, and less from one moment to the next: the slow one has a 20th of what
 // both carried just before, and of a few tries one is enough.
 TEST_F(TwoNics, ASlowOneBesideAFastOneHasLittleOfEachTransfer) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto limit_first = [&](double bytes_per_s) {
     change([&](Hosts& it) {
@@ -195,9 +185,7 @@ TEST_F(TwoNics, ASlowOneBesideAFastOneHasLittleOfEachTransfer) {
 
 // A session may lose both, and be met again by one of them while the other is away.
 TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
-  start("0.0.0.0", kSettings);
-  if (HasFatalFailure()) return;
-  connect();
+  meet(kSettings);
   for (const bool by_link : {false, true}) {
     SCOPED_TRACE(by_link);
     until([&] { return goes_by_wire(0) && goes_by_wire(1); });

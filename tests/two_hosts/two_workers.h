@@ -25,53 +25,64 @@ class TwoWorkers : public testing::Test {
     hosts_.emplace(*std::move(hosts));
   }
   void TearDown() override {
-    for (size_t host : {0, 1}) {
-      if (!workers_[host]) continue;
-      threads_[host].reset();
-      hosts_->on(host, [&] { workers_[host].reset(); });
-    }
+    for (size_t host : {0, 1}) end(host);
+  }
+  void end(size_t host) {
+    if (!workers_[host]) return;
+    threads_[host].reset();
+    hosts_->on(host, [&] { workers_[host].reset(); });
   }
 
   // Host 1 has the memory and the counter that host 0 writes to and raises. `on_1`: what host 1
   // listens on, if that is something else.
-  void start(const std::string& listen_host, SettingValues settings,
+  void start(const std::string& listen_host, const SettingValues& settings,
              const std::optional<std::string>& on_1 = std::nullopt) {
-    settings.emplace_back("tcp.slice_kib", "64");
-    settings.emplace_back("tcp.buffer_kib", "128");
     for (size_t host : {0, 1}) {
       memory_[host].assign(kAll, static_cast<char>('a' + host));
-      hosts_->on(host, [&] {
-        auto worker =
-            Worker::create({.name = host == 0 ? "alpha" : "beta",
-                            .providers = {"tcp"},
-                            .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                            .listen_host = host == 1 ? on_1.value_or(listen_host) : listen_host,
-                            .settings = settings});
-        ASSERT_TRUE(worker.ok()) << worker.status();
-        workers_[host] = *std::move(worker);
-        threads_[host] = std::make_unique<ProgressThread>(*workers_[host]);
-        auto region = workers_[host]->register_memory(memory_[host].data(), kAll);
-        ASSERT_TRUE(region.ok()) << region.status();
-        regions_[host] = *region;
-      });
-      if (HasFatalFailure()) return;
+      start_on(host, host == 1 ? on_1.value_or(listen_host) : listen_host, settings,
+               memory_[host].data(), kAll);
     }
+  }
+  void start_on(size_t host, const std::string& listen_host, SettingValues settings, void* memory,
+                size_t bytes) {
+    settings.emplace_back("tcp.slice_kib", "64");  // unless they are given
+    settings.emplace_back("tcp.buffer_kib", "128");
+    hosts_->on(host, [&] {
+      workers_[host] = Worker::create({.name = host == 0 ? "alpha" : "beta",
+                                       .providers = {"tcp"},
+                                       .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                                       .listen_host = listen_host,
+                                       .settings = settings})
+                           .value();
+      threads_[host] = std::make_unique<ProgressThread>(*workers_[host]);
+      regions_[host] = workers_[host]->register_memory(memory, bytes).value();
+    });
+    if (host == 0) return;
     counter_ = *workers_[1]->allocate_counter();
     remote_ = *workers_[1]->remote_region(regions_[1]);
   }
-  void connect() {
+  // Host 0 calls host 1 there, until it has come up or has failed.
+  void call(const std::string& where) {
     hosts_->on(0, [&] {
-      auto peer = workers_[0]->connect(workers_[1]->address());
-      ASSERT_TRUE(peer.ok()) << peer.status();
-      peer_ = *peer;
-      until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
+      peer_ = workers_[0]->connect(where).value();
+      until([&] { return workers_[0]->peer_state(peer_) != PeerState::kConnecting; });
     });
+  }
+  void connect(const std::string& where) {
+    call(where);
+    ASSERT_EQ(workers_[0]->peer_state(peer_), PeerState::kUp)
+        << workers_[0]->peer_status(peer_) << "; " << explain();
     std::optional<PeerEvent> up;
     until([&] {
       up = workers_[1]->next_peer_event();
       return up.has_value();
     });
     their_peer_ = up->peer;
+  }
+  void connect() { connect(workers_[1]->address()); }
+  void meet(const SettingValues& settings, const std::string& listen_host = "0.0.0.0") {
+    start(listen_host, settings);
+    connect();
   }
 
   template <typename Fact>
@@ -95,10 +106,14 @@ class TwoWorkers : public testing::Test {
     return submit(request);
   }
   TransferId read(size_t bytes) { return submit(of(Op::kRead, bytes)); }
-  // It is done, its bytes are there, and the counter has risen once for each write so far.
-  void expect_done(TransferId id, size_t bytes, char letter) {
+  absl::Status wait(TransferId id) {
     absl::Status status;
     hosts_->on(0, [&] { status = workers_[0]->wait(id, patience_); });
+    return status;
+  }
+  // It is done, its bytes are there, and the counter has risen once for each write so far.
+  void expect_done(TransferId id, size_t bytes, char letter) {
+    const absl::Status status = wait(id);
     ASSERT_TRUE(status.ok()) << status << "; " << explain();
     EXPECT_EQ(std::count_if(memory_[1].begin(), memory_[1].begin() + static_cast<ptrdiff_t>(bytes),
                             [&](char each) { return each == letter; }),

@@ -77,12 +77,13 @@ TEST_F(UcxIdle, TheySeeWhatComes) {
   expect_idle();
   // What is read from them they have to send.
   std::string memory = "whole words", read(memory.size(), ' ');
-  auto region = node_.regions.add(reinterpret_cast<std::byte*>(memory.data()), memory.size(),
-                                  Access::kRemoteRead, {});
-  ASSERT_TRUE(region.ok());
+  auto region =
+      node_.regions
+          .add(reinterpret_cast<std::byte*>(memory.data()), memory.size(), Access::kRemoteRead, {})
+          .value();
   const Layout all_of_it = Layout::contiguous(0, memory.size());
   TransferDescriptor& back = peers_[5]->transfer(Op::kRead, read.data(), all_of_it,
-                                                 node_.regions.describe(**region), all_of_it);
+                                                 node_.regions.describe(*region), all_of_it);
   const Slice slice{.transfer = &back, .end = memory.size()};
   ASSERT_TRUE(peers_[5]->rails.front()->post(slice, *peers_[5]));
   until(all(), [&] { return peers_[5]->done.size() == 2; });

@@ -31,11 +31,9 @@ class RawPeer {
 
   // Connects to `node` and proves itself.
   void introduce(ProviderNode& node, const std::string& address) {
-    const auto endpoints = net::resolve(address);
-    ASSERT_TRUE(endpoints.ok()) << endpoints.status();
+    const net::Endpoint to = net::resolve(address).value().front();
     fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const net::Endpoint& to = endpoints->front();
-    ASSERT_EQ(0, ::connect(fd_, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
+    EXPECT_EQ(0, ::connect(fd_, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
     net::Handshake handshake(net::Handshake::Role::kClient, node.key,
                              {.uid = WorkerUid::random(), .name = "raw"});
     std::string in;
@@ -58,7 +56,6 @@ class RawPeer {
   // Becomes a rail of `node`.
   void join(ProviderNode& node, const std::string& address) {
     introduce(node, address);
-    if (testing::Test::HasFatalFailure()) return;
     say(Introduction{0, engine->address()}.encode());
     std::string in;
     until({&node}, [&] { return take(in, 4); });
@@ -66,13 +63,10 @@ class RawPeer {
     std::memcpy(&bytes, in.data(), 4);
     until({&node}, [&] { return take(in, bytes + net::kSealBytes); });
     std::string_view words;
-    ASSERT_EQ(hear_->head(in.data(), in.size(), bytes, words), net::Opener::Found::kHead);
-    const auto peer = Introduction::decode(words);
-    ASSERT_TRUE(peer.has_value());
-    to_ = peer->rail;
-    auto endpoint = engine->connect(peer->address);
-    ASSERT_TRUE(endpoint.ok()) << endpoint.status();
-    endpoint_ = *endpoint;
+    EXPECT_EQ(hear_->head(in.data(), in.size(), bytes, words), net::Opener::Found::kHead);
+    const Introduction peer = Introduction::decode(words).value();
+    to_ = peer.rail;
+    endpoint_ = engine->connect(peer.address).value();
     say("");
     until({&node}, [&] {
       engine->progress();

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <initializer_list>
+#include <regex>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -90,42 +90,17 @@ constexpr std::array kVariables = {
                         "cpp or python: the backend of torch.distributed that must be used"},
 };
 
-bool is_one_of(std::string_view text, std::initializer_list<std::string_view> all) {
-  return std::find(all.begin(), all.end(), text) != all.end();
-}
-
-// Whether an orchestrator has set the variable beside a service whose name begins with "baton": as
-// Kubernetes does for every Service of a namespace, and Docker for a link. Of a service BATON_X:
+// Whether an orchestrator has set the variable beside a service whose name begins with "baton", as
+// Kubernetes does for every Service of a namespace. Of a service BATON_X:
 //   BATON_X_SERVICE_HOST, BATON_X_SERVICE_PORT, BATON_X_SERVICE_PORT_NAME
 //   BATON_X_PORT=tcp://10.0.0.1:7000
 //   BATON_X_PORT_7000_TCP (udp, sctp), and behind that _PROTO, _PORT, _ADDR
-//   BATON_X_NAME=/client/baton-x and BATON_X_ENV_Y, of a link, where there is BATON_X_PORT
-bool is_of_orchestrator(std::string_view name, std::string_view value) {
-  const auto is_address = [](std::string_view text) {
-    return text.starts_with("tcp://") || text.starts_with("udp://") || text.starts_with("sctp://");
-  };
-  for (const std::string_view mark : {"_SERVICE_HOST", "_SERVICE_PORT"}) {
-    if (name.ends_with(mark)) return true;
-  }
-  if (name.find("_SERVICE_PORT_") != std::string_view::npos) return true;
-  if (name.ends_with("_PORT") && is_address(value)) return true;
-  if (const size_t at = name.rfind("_PORT_"); at != std::string_view::npos) {
-    std::string_view rest = name.substr(at + 6);
-    const size_t digits = rest.find_first_not_of("0123456789");
-    if (digits > 0 && digits != std::string_view::npos && rest[digits] == '_') {
-      rest.remove_prefix(digits + 1);
-      const size_t end = std::min(rest.find('_'), rest.size());
-      return is_one_of(rest.substr(0, end), {"TCP", "UDP", "SCTP"}) &&
-             is_one_of(rest.substr(end), {"", "_PROTO", "_PORT", "_ADDR"});
-    }
-  }
-  for (const std::string_view mark : {"_NAME", "_ENV_"}) {
-    const size_t at = name.find(mark);
-    if (at == std::string_view::npos) continue;
-    const char* port = std::getenv(absl::StrCat(std::string(name.substr(0, at)), "_PORT").c_str());
-    if (port != nullptr && is_address(port)) return true;
-  }
-  return false;
+bool is_of_orchestrator(const std::string& name, const std::string& value) {
+  static const std::regex by_name(
+      ".*_SERVICE_(HOST|PORT|PORT_.*)|.*_PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?");
+  static const std::regex address("(tcp|udp|sctp)://.*");
+  return std::regex_match(name, by_name) ||
+         (name.ends_with("_PORT") && std::regex_match(value, address));
 }
 
 }  // namespace
@@ -155,8 +130,8 @@ std::vector<std::string> wrong_environment() {
     if (text.substr(0, kPrefix.size()) != kPrefix) continue;
     const std::string name(text.substr(0, text.find('=')));
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const size_t equals = text.find('=');
-    if (is_of_orchestrator(name, equals < text.size() ? text.substr(equals + 1) : "")) continue;
+    if (is_of_orchestrator(name, std::string(text.substr(std::min(name.size() + 1, text.size())))))
+      continue;
     const std::string hint = did_you_mean(name, known);
     wrong.push_back(absl::StrCat(
         "Baton reads no environment variable ", name,

@@ -62,8 +62,7 @@ TEST_F(Around, WhatIsNotReachedGoesAnotherWayAndNothingElseDoes) {
   ScriptedRail* slow_rail = answer(*slow_);
   ASSERT_NE(slow_rail, nullptr);
   ASSERT_THAT(slow_rail->held, SizeIs(1));
-  slow_rail->report(*slow_->sink);
-  turn();
+  report(*slow_rail);
   EXPECT_TRUE(worker_->status(around).ok()) << worker_->status(around);
   write(kUnreached);
   EXPECT_THAT(slow_rail->held, SizeIs(1));
@@ -94,14 +93,12 @@ TEST_F(Around, WhatIsNotReachedAnyMoreGoesOnElsewhere) {
   connect();
   const TransferId id = write(kReached);
   fast_->unreached = {kReached};
-  fast_rail_->report(*fast_->sink, absl::UnavailableError("not any more"));
-  turn();
+  report(*fast_rail_, absl::UnavailableError("not any more"));
   EXPECT_THAT(fast_rail_->held, IsEmpty());
   ASSERT_THAT(slow_->calls, SizeIs(1));
   ScriptedRail* slow_rail = answer(*slow_);
   ASSERT_THAT(slow_rail->held, SizeIs(1));
-  slow_rail->report(*slow_->sink);
-  turn();
+  report(*slow_rail);
   EXPECT_TRUE(worker_->status(id).ok()) << worker_->status(id);
 }
 
@@ -125,14 +122,13 @@ TEST_F(Around, TheOtherWayIsFoundAgain) {
   ScriptedRail* slow_rail = answer(*slow_);
   ASSERT_THAT(slow_rail->held, SizeIs(1));
   clock_.advance(seconds(5));
-  slow_rail->report(*slow_->sink, absl::UnavailableError("unplugged"));
+  slow_rail->report(absl::UnavailableError("unplugged"));
   slow_->sink->rail_down(*slow_rail, absl::UnavailableError("unplugged"));
   turn();
   ASSERT_THAT(slow_->calls, SizeIs(1));
   slow_rail = answer(*slow_);
   ASSERT_THAT(slow_rail->held, SizeIs(1));
-  slow_rail->report(*slow_->sink);
-  turn();
+  report(*slow_rail);
   EXPECT_TRUE(worker_->status(id).ok()) << worker_->status(id);
 }
 
@@ -142,7 +138,7 @@ TEST_F(Around, APeerThatClosesAtOnceIsNotRetriedForEver) {
   const TransferId id = write(kUnreached);
   ScriptedRail* slow_rail = answer(*slow_);
   ASSERT_THAT(slow_rail->held, SizeIs(1));
-  slow_rail->report(*slow_->sink, absl::UnavailableError("not wanted"));
+  slow_rail->report(absl::UnavailableError("not wanted"));
   slow_->sink->rail_down(*slow_rail, absl::UnavailableError("not wanted"));
   turn();
   EXPECT_THAT(slow_->calls, IsEmpty());
