@@ -146,6 +146,20 @@ class Reporter {
   bool streams_written_ = false;
 };
 
+// A line on stderr every second, rewritten in place on a terminal.
+PerfClient::Live live_line(const PerfOptions& options) {
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (!options.live && (!terminal || !options.output.empty())) return nullptr;
+  return [&options, terminal](size_t size, double seconds, double messages_per_s) {
+    const double bytes_per_s = messages_per_s * static_cast<double>(size);
+    std::cerr << absl::StrFormat("%s %d bytes, %.0f s: %.2f %s, %.6f Mpps%s", terminal ? "\r" : "",
+                                 size, seconds, in_units(options, bytes_per_s),
+                                 options.gbits ? "Gb/sec" : "MiB/sec", messages_per_s * 1e-6,
+                                 terminal ? "\033[K\r" : "\n")
+              << std::flush;
+  };
+}
+
 int run_client(const PerfOptions& options, const std::string& address) {
   const auto say = [&](const std::string& line) {
     std::cerr << "baton " << options.test.name() << ": " << line << std::endl;
@@ -158,9 +172,10 @@ int run_client(const PerfOptions& options, const std::string& address) {
     sigaction(SIGINT, &action, nullptr);
   }
   Reporter reporter(options, {.route = (*client)->route(), .memory = (*client)->backing()});
+  const PerfClient::Live live = live_line(options);
   do {
     for (const size_t size : options.sizes) {
-      const auto result = (*client)->measure(size);
+      const auto result = (*client)->measure(size, live);
       if (!result.ok()) return fail(options, result.status());
       if (absl::Status status = reporter.add(*result); !status.ok()) return fail(options, status);
     }

@@ -16,9 +16,9 @@ namespace {
 
 using Verb = PerfTest::Verb;
 constexpr Time kStalled = std::chrono::seconds(30);  // without a single message
-constexpr Time kNap = std::chrono::seconds(1);       // at most, with -e
-constexpr size_t kLookEvery = 256;                   // idle rounds between looks at clock and peer
-constexpr size_t kMostVerified = size_t{1} << 30;    // more takes longer to check than to move
+constexpr Time kLiveEvery = std::chrono::seconds(1);
+constexpr size_t kLookEvery = 256;                 // idle rounds between looks at clock and peer
+constexpr size_t kMostVerified = size_t{1} << 30;  // more takes longer to check than to move
 constexpr size_t kColdLeast = size_t{64} << 20;
 constexpr size_t kColdMost = size_t{512} << 20;  // a virtual machine may see the cache of a socket
 
@@ -123,10 +123,11 @@ absl::StatusOr<Json> PerfClient::ask(const Json& question, Time timeout) {
 }
 
 // Runs a sender to its end. Afterwards nothing of it is under way, whatever is returned.
-absl::Status PerfClient::drive(PerfSender& sender) {
+absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
   const Clock& clock = worker_->clock();
-  Time last_move = clock.now();
-  uint64_t moved = 0;
+  Time next_line = clock.now() + kLiveEvery, last_line = clock.now(), last_move = last_line;
+  const Time begin = last_line;
+  uint64_t moved = 0, told = 0;
   absl::Status status;
   const auto look = [&] {
     const Time now = clock.now();
@@ -136,6 +137,13 @@ absl::Status PerfClient::drive(PerfSender& sender) {
     } else if (now - last_move > kStalled) {
       status = absl::DeadlineExceededError(
           "no message ended for 30 s: is the server stopped, or the link down?");
+    }
+    if (live && now >= next_line) {
+      const double since = std::chrono::duration<double>(now - last_line).count();
+      live(end_->run().size, std::chrono::duration<double>(now - begin).count(),
+           static_cast<double>(sender.ended() - std::exchange(told, sender.ended())) / since);
+      last_line = now;
+      next_line = now + kLiveEvery;
     }
   };
   sender.start();
@@ -149,7 +157,7 @@ absl::Status PerfClient::drive(PerfSender& sender) {
                 return sender.step() || sender.finished() ||
                        worker_->peer_state(peer_) == PeerState::kDown;
               },
-              kNap)
+              kLiveEvery)
           .IgnoreError();
       look();
       continue;
@@ -165,14 +173,14 @@ absl::Status PerfClient::drive(PerfSender& sender) {
   return status.ok() ? sender.status() : status;
 }
 
-absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run) {
+absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live) {
   if (absl::Status status = end_->prepare(run); !status.ok()) return status;
   if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}, {"warm_up", !warm_}}); !ready.ok()) {
     return ready.status();
   }
   const CpuMeter cpu;
   auto sender = plan_.test.latency ? make_ping(*end_) : make_stream(*end_, options_.peak);
-  if (absl::Status status = drive(*sender); !status.ok()) return status;
+  if (absl::Status status = drive(*sender, live); !status.ok()) return status;
   const SenderResult mine = sender->result();
   PerfResult result;
   result.cpu_percent = cpu.percent();
@@ -217,7 +225,7 @@ absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run) {
   return result;
 }
 
-absl::StatusOr<PerfResult> PerfClient::measure(size_t size) {
+absl::StatusOr<PerfResult> PerfClient::measure(size_t size, const Live& live) {
   PerfRun work{.size = size, .iterations = options_.iterations, .seed = seed_++};
   if (options_.duration > 0) {
     work.iterations = 0;
@@ -228,7 +236,7 @@ absl::StatusOr<PerfResult> PerfClient::measure(size_t size) {
     PerfRun first = work;
     const uint64_t enough = plan_.test.latency ? 100 : 2 * plan_.depth;
     first.iterations = work.iterations > 0 ? std::min(work.iterations, enough) : enough;
-    if (auto warmed = run(first); !warmed.ok()) return warmed.status();
+    if (auto warmed = run(first, nullptr); !warmed.ok()) return warmed.status();
     warm_ = true;
     if (options_.dma_buf && worker_->stats().staged_transfers > 0) {
       return absl::FailedPreconditionError(
@@ -236,7 +244,7 @@ absl::StatusOr<PerfResult> PerfClient::measure(size_t size) {
     }
     work.seed = seed_++;
   }
-  return run(work);
+  return run(work, live);
 }
 
 }  // namespace baton::bench

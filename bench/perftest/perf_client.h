@@ -40,6 +40,8 @@ struct PerfResult {
 // Not thread-safe. Drives its worker on the calling thread.
 class PerfClient {
  public:
+  // Told every second of a measurement: the size, seconds so far, messages in the last second.
+  using Live = std::function<void(size_t size, double seconds, double messages_per_s)>;
   using Say = std::function<void(const std::string&)>;
 
   // Connects to `address` (host:port or encoded) and agrees on the plan. `say` gets lines for
@@ -52,7 +54,7 @@ class PerfClient {
   PerfClient& operator=(const PerfClient&) = delete;
 
   // Measures one size. The first is preceded by a short warm-up. DataLoss when bytes are wrong.
-  absl::StatusOr<PerfResult> measure(size_t size);
+  absl::StatusOr<PerfResult> measure(size_t size, const Live& live);
 
   std::string route() const { return worker_->explain(peer_); }
   const std::string& backing() const { return end_->backing(); }
@@ -62,8 +64,8 @@ class PerfClient {
   explicit PerfClient(const PerfOptions& options) : options_(options) {}
   absl::Status agree(const Say& say);
   absl::StatusOr<Json> ask(const Json& question, Time timeout = kAnswerTimeout);
-  absl::Status drive(PerfSender& sender);
-  absl::StatusOr<PerfResult> run(const PerfRun& run);
+  absl::Status drive(PerfSender& sender, const Live& live);
+  absl::StatusOr<PerfResult> run(const PerfRun& run, const Live& live);
   void drain();
 
   const PerfOptions options_;

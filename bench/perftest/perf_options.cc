@@ -323,6 +323,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   app.add_flag("--pin,!--no_pin", options.pin, "with --loopback: a core for each side (default)");
   app.add_flag("--cold", options.cold, "walk memory larger than the caches");
   app.add_flag("--no_verify", no_verify, "do not check the bytes that arrived");
+  app.add_flag("--live", options.live, "a line every second, even if stderr is not a terminal");
   app.add_option("--json", options.json, "one JSON object per row")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");

@@ -54,6 +54,7 @@ struct PerfOptions {
   // The report.
   bool gbits = false;
   bool cpu = false;
+  bool live = false;
   std::optional<double> limit_bw, limit_msgrate;  // in the units of the table
   std::string output;                             // "": the whole table
   std::string json;                               // house rows

@@ -1,10 +1,14 @@
 // perftest's table and JSON report, and the latency and bandwidth limits of the command line.
 #include "bench/perftest/perf_output.h"
 
+#include <arpa/inet.h>
+
 #include <array>
+#include <regex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 
 namespace baton::bench {
@@ -43,6 +47,31 @@ bool using_srq(const PerfOptions& options) {
     if (name == "verbs.shared_receives") given = value;
   }
   return given != "0";
+}
+
+// As perftest writes an address: its bytes in decimal.
+std::string gid_bytes(const std::string& text) {
+  std::array<unsigned char, 16> raw{};
+  raw[10] = raw[11] = 0xff;
+  if (inet_pton(AF_INET, text.c_str(), &raw[12]) != 1)
+    inet_pton(AF_INET6, text.c_str(), raw.data());
+  return absl::StrJoin(raw, ":", [](std::string* out, unsigned char byte) {
+    absl::StrAppendFormat(out, "%02d", byte);
+  });
+}
+
+// " local address: LID ..." and " GID: ..." of every queue pair that the route names, then the
+// remote ones; nothing of other providers.
+std::string addresses_of(const std::string& route) {
+  std::string out;
+  for (const char* side : {"local", "remote"}) {
+    const std::regex end(absl::StrCat(side, " (LID \\S+ QPN \\S+ PSN \\S+) GID ([0-9a-fA-F.:]+)"));
+    for (std::sregex_iterator it(route.begin(), route.end(), end), none; it != none; ++it) {
+      absl::StrAppend(&out, " ", side, " address: ", (*it)[1].str(),
+                      "\n GID: ", gid_bytes((*it)[2].str()), "\n");
+    }
+  }
+  return out;
 }
 
 std::string device_of(const PerfOptions& options) {
@@ -98,6 +127,9 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
   for (const std::string& note : options.notes)
     absl::StrAppend(&out, " Note            : ", note, "\n");
   absl::StrAppend(&out, rule());
+  if (const std::string addresses = addresses_of(header.route); !addresses.empty()) {
+    absl::StrAppend(&out, addresses, rule());
+  }
   return out;
 }
 

@@ -115,6 +115,23 @@ TEST(PerfOutput, HeaderHasPerftestsLines) {
   EXPECT_THAT(header_text(options_of("send_lat"), {}), HasSubstr(" Send Latency Test\n"));
 }
 
+TEST(PerfOutput, HeaderNamesBothEndsOfEachQueuePair) {
+  const std::string text = header_text(
+      options_of("write_bw"),
+      {.route =
+           "verbs rxe0:1 -> 10.0.0.2 (RoCEv2 IPv4, MTU 1024, queue pair 17; local LID 0000 QPN "
+           "0x0011 PSN 0x4bfb57 GID 10.0.0.1, remote LID 0000 QPN 0x0012 PSN 0x00abcd GID "
+           "fe80::2)",
+       .memory = "memfd"});
+  EXPECT_THAT(text, HasSubstr(" local address: LID 0000 QPN 0x0011 PSN 0x4bfb57\n"
+                              " GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:00:00:01\n"
+                              " remote address: LID 0000 QPN 0x0012 PSN 0x00abcd\n"
+                              " GID: 254:128:00:00:00:00:00:00:00:00:00:00:00:00:00:02\n" +
+                              std::string(87, '-') + "\n"));
+  EXPECT_THAT(header_text(options_of("write_bw"), {.route = "tcp", .memory = "memfd"}),
+              testing::Not(HasSubstr("address:")));
+}
+
 TEST(PerfOutput, TextAndReportAgreeOnSharedReceives) {
   PerfOptions options = options_of("write_bw");
   options.provider = "verbs";
