@@ -1,12 +1,80 @@
-// Open MPI's collectives, timed as baton times its own. mpirun starts it; rank 0 reports.
+// Open MPI's collectives, timed as baton times its own. mpirun starts it; rank 0 reports one JSON
+// line per size. It is a program of its own, so that Baton does not depend on that library.
+//
+//   mpi_baseline COLLECTIVE TYPE OP ROOT ITERATIONS WARMUP COUNT...
+//   {"count": 256, "us": {"mean": 1.2, "min": 1.1, "p50": 1.2, "max": 1.9}}
 #include <mpi.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
-
-#include "bench/baselines/baseline_job.h"
+#include <numeric>
+#include <string>
+#include <vector>
 
 namespace baton::baselines {
 namespace {
+
+struct Job {
+  std::string collective;  // "all_reduce"
+  std::string type;        // "f32"
+  std::string op;          // "sum"
+  int root = 0;
+  int iterations = 20;
+  int warmup = 1;
+  std::vector<size_t> counts;  // the call's argument, as in baton's table
+};
+
+// False, and a word on stderr, if the arguments are not a job.
+bool parse_job(const std::vector<std::string>& arguments, Job& job) {
+  if (arguments.size() < 7) {
+    std::fprintf(stderr, "arguments: COLLECTIVE TYPE OP ROOT ITERATIONS WARMUP COUNT...\n");
+    return false;
+  }
+  job.collective = arguments[0];
+  job.type = arguments[1];
+  job.op = arguments[2];
+  job.root = std::atoi(arguments[3].c_str());
+  job.iterations = std::max(1, std::atoi(arguments[4].c_str()));
+  job.warmup = std::max(0, std::atoi(arguments[5].c_str()));
+  for (size_t i = 6; i < arguments.size(); ++i) {
+    job.counts.push_back(std::strtoull(arguments[i].c_str(), nullptr, 10));
+  }
+  return true;
+}
+
+double now_us() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(now).count();
+}
+
+// Times `call` as baton's own benchmark does: warm up, meet, then one clock reading per call.
+template <class Call>
+void time_calls(const Job& job, const Call& call, double* us) {
+  for (int i = 0; i < job.warmup; ++i) call();
+  MPI_Barrier(MPI_COMM_WORLD);
+  double from = now_us();
+  for (int i = 0; i < job.iterations; ++i) {
+    call();
+    const double to = now_us();
+    us[i] = to - from;
+    from = to;
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// `us`: of each iteration, the mean over the ranks.
+void report(size_t count, std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  const double mean = std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
+  std::printf(
+      "{\"count\": %zu, \"us\": {\"mean\": %.3f, \"min\": %.3f, \"p50\": %.3f, \"max\": %.3f}}\n",
+      count, mean, us.front(), us[us.size() / 2], us.back());
+  std::fflush(stdout);
+}
 
 struct Group {
   int rank = 0;
@@ -76,8 +144,7 @@ int run(const Job& job) {
                      0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
       }
     };
-    time_calls(
-        job, call, [] { MPI_Barrier(MPI_COMM_WORLD); }, mine.data());
+    time_calls(job, call, mine.data());
     MPI_Reduce(mine.data(), sum.data(), job.iterations, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     for (double& us : sum) us /= group.ranks;
     if (group.rank == 0) report(elements, sum);

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +20,8 @@
 
 namespace baton::bench {
 namespace {
+
+constexpr size_t kChunk = 1 << 20;  // of one send() or recv(), taken from the sockets in turn
 
 struct Descriptors {
   std::vector<int> fds;
@@ -36,11 +37,9 @@ absl::Status problem(const char* what) {
 void set_options(int fd, const PlainSocketsOptions& options) {
   const int one = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-  if (options.buffer_bytes > 0) {
-    const int bytes = static_cast<int>(options.buffer_bytes);
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
-  }
+  const int bytes = static_cast<int>(options.buffer_bytes);
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
   if (!options.congestion.empty()) {
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, options.congestion.data(),
                static_cast<socklen_t>(options.congestion.size()));
@@ -82,7 +81,7 @@ bool move(const std::vector<int>& fds, char* data, const PlainSocketsOptions& op
   size_t at = 0;
   for (size_t turn = 0; at < options.bytes; ++turn) {
     const int fd = fds[turn % fds.size()];
-    const size_t end = std::min(options.bytes, at + options.chunk);
+    const size_t end = std::min(options.bytes, at + kChunk);
     while (at < end) {
       const ssize_t n = call(fd, data + at, end - at);
       if (n < 0 && errno == EINTR) continue;
@@ -107,27 +106,21 @@ void send_rounds(const std::vector<int>& fds, const PlainSocketsOptions& options
 
 }  // namespace
 
-absl::StatusOr<PlainSocketsResult> plain_sockets(const PlainSocketsOptions& options) {
-  if (options.sockets < 1 || options.bytes == 0 || options.rounds < 1 || options.chunk == 0) {
+absl::StatusOr<double> plain_sockets(const PlainSocketsOptions& options) {
+  if (options.sockets < 1 || options.bytes == 0 || options.rounds < 1) {
     return absl::InvalidArgumentError("plain sockets: counts and sizes must be positive");
   }
   Descriptors senders, receivers;
   absl::Status status = connect_pairs(options, senders, receivers);
   if (!status.ok()) return status;
 
-  pid_t child = -1;
-  std::thread thread;
-  if (options.fork_sender) {
-    child = base::fork_child();
-    if (child < 0) return problem("fork");
-    if (child == 0) {
-      for (int fd : receivers.fds) ::close(fd);
-      pin_to(options.sender_cpu);
-      send_rounds(senders.fds, options);
-      _exit(0);
-    }
-  } else {
-    thread = std::thread([&] { send_rounds(senders.fds, options); });
+  const pid_t child = base::fork_child();
+  if (child < 0) return problem("fork");
+  if (child == 0) {
+    for (int fd : receivers.fds) ::close(fd);
+    pin_to(options.sender_cpu);
+    send_rounds(senders.fds, options);
+    _exit(0);
   }
 
   std::vector<char> data(options.bytes);  // made after the fork, which would share its pages
@@ -146,20 +139,11 @@ absl::StatusOr<PlainSocketsResult> plain_sockets(const PlainSocketsOptions& opti
     if (round > 0) seconds.push_back(std::chrono::duration<double>(end - start).count());
   }
 
-  PlainSocketsResult result;
-  char name[32] = {};
-  socklen_t size = sizeof(name) - 1;
-  getsockopt(receivers.fds[0], IPPROTO_TCP, TCP_CONGESTION, name, &size);
-  result.congestion = name;
   for (int fd : receivers.fds) ::shutdown(fd, SHUT_RDWR);  // a sender that still waits gives up
-  if (thread.joinable()) thread.join();
-  if (child > 0) waitpid(child, nullptr, 0);
+  waitpid(child, nullptr, 0);
   if (!status.ok()) return status;
   std::sort(seconds.begin(), seconds.end());
-  const double bytes = static_cast<double>(options.bytes) * 1e-9;
-  result.gb_per_second = bytes / seconds.front();
-  result.median = bytes / seconds[seconds.size() / 2];
-  return result;
+  return static_cast<double>(options.bytes) * 1e-9 / seconds[seconds.size() / 2];
 }
 
 }  // namespace baton::bench

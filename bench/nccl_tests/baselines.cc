@@ -95,16 +95,15 @@ class Runner {
     for (const bool over_tcp : {false, true}) {
       if (over_tcp ? !tcp : !shm) continue;
       std::vector<std::string> argv = mpirun(ranks_, over_tcp, binds, program);
-      add_job(argv, "default");
+      add_job(argv);
       run_program({over_tcp ? "open_mpi_tcp" : "open_mpi_shm", std::move(argv)});
     }
   }
 
-  void add_job(std::vector<std::string>& argv, const char* algorithm) const {
-    argv.insert(argv.end(),
-                {std::string(name_of(options_.collective)), algorithm, std::string(name_of(type_)),
-                 std::string(name_of(op_)), absl::StrCat(std::max(0, options_.root)),
-                 absl::StrCat(options_.iterations), absl::StrCat(options_.warmup)});
+  void add_job(std::vector<std::string>& argv) const {
+    argv.insert(argv.end(), {std::string(name_of(options_.collective)), std::string(name_of(type_)),
+                             std::string(name_of(op_)), absl::StrCat(std::max(0, options_.root)),
+                             absl::StrCat(options_.iterations), absl::StrCat(options_.warmup)});
     for (const size_t count : counts_) argv.push_back(absl::StrCat(count));
   }
 

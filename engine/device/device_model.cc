@@ -35,7 +35,6 @@ absl::StatusOr<const gpudirect::StreamGraph*> StepGraphs::of(
 
 namespace {
 
-using gpudirect::Device;
 using gpudirect::DeviceSlab;
 using gpudirect::kernels::AttentionTask;
 using gpudirect::kernels::kPageQueries;
@@ -77,10 +76,6 @@ absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(
 DeviceModel::~DeviceModel() {
   gpu_->wait().IgnoreError();
   graphs_.clear();
-  const Device& device = gpu_->device();
-  device.give_back([&] {
-    for (const gpudirect::Event event : written_) device.driver().cuEventDestroy(event);
-  });
 }
 
 std::string DeviceModel::name() const {
@@ -195,25 +190,14 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
   return status.ok() ? prepare_products() : status;
 }
 
-// Chooses how layers are reported.
+// A device without tickets tells of all layers when a step has ended.
 absl::Status DeviceModel::prepare_layers() {
   auto tickets = gpudirect::LayerTickets::open(gpu_->device(), gpu_->launcher(),
                                                static_cast<uint32_t>(config_.num_layers));
-  if (tickets.ok()) {
-    tickets_ = *std::move(tickets);
-    return absl::OkStatus();
-  }
-  if (!absl::IsUnavailable(tickets.status())) return tickets.status();
-  const Device::Current current(gpu_->device());
-  absl::Status status = current.status();
-  for (int l = 0; l < config_.num_layers && status.ok(); ++l) {
-    gpudirect::Event event = nullptr;
-    status = gpu_->device().check(
-        gpu_->device().driver().cuEventCreate(&event, gpudirect::kEventDisableTiming),
-        "making an event for a layer");
-    if (status.ok()) written_.push_back(event);
-  }
-  return status;
+  if (absl::IsUnavailable(tickets.status())) return absl::OkStatus();
+  if (!tickets.ok()) return tickets.status();
+  tickets_ = *std::move(tickets);
+  return absl::OkStatus();
 }
 
 // Chooses what multiplies each shape of the model, from now on.

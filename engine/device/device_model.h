@@ -189,8 +189,8 @@ class DeviceModel final : public ModelRunner {
   absl::Status queue_step(const KvCache& cache, LayerHook* hook);
   absl::Status queue_layer(int l, const KvCache& cache, LayerHook* hook);
   absl::Status mark_written(int l);
-  // Says of layers that they are written, as far as they are; `queued` are on the stream.
-  absl::Status tell_written(LayerHook& hook, int queued);
+  // Says of layers that they are written, as far as they are.
+  absl::Status tell_written(LayerHook& hook);
   gpudirect::kernels::CacheLayer cache_layer(int l, const KvCache& cache) const;
 
   // In this order: what is on the device goes before it does.
@@ -205,10 +205,8 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
-  // Reports the progress of a step: tickets, or, on devices without them, one event per layer.
-  std::unique_ptr<gpudirect::LayerTickets> tickets_;
-  std::vector<gpudirect::Event> written_;
-  int told_ = 0;        // layers of this step
+  std::unique_ptr<gpudirect::LayerTickets> tickets_;  // null: the device has none
+  int told_ = 0;                                      // layers of this step
   bool tells_ = false;  // this step tells of its layers before it ends
   bool comes_again_ = false;
   bool use_graphs_ = true;

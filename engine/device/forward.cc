@@ -93,10 +93,7 @@ absl::Status DeviceModel::store(int l, const KvCache& cache) {
 // Behind what is on the stream stands a word of it, if any caller wants to know.
 absl::Status DeviceModel::mark_written(int l) {
   if (!tells_) return absl::OkStatus();
-  if (tickets_ != nullptr) return tickets_->mark(gpu_->stream(), static_cast<uint32_t>(l));
-  return gpu_->device().check(
-      gpu_->device().driver().cuEventRecord(written_[static_cast<size_t>(l)], gpu_->stream()),
-      "recording that a layer's KV is written");
+  return tickets_->mark(gpu_->stream(), static_cast<uint32_t>(l));
 }
 
 absl::Status DeviceModel::attend(int l, const KvCache& cache) {
@@ -241,23 +238,14 @@ absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, Lay
   return absl::OkStatus();
 }
 
-absl::Status DeviceModel::tell_written(LayerHook& hook, int queued) {
+absl::Status DeviceModel::tell_written(LayerHook& hook) {
   if (!tells_) return absl::OkStatus();
-  if (tickets_ != nullptr) {
-    // The stream writes one layer after the other: a ticket is there for those before it, too.
-    int until = told_;
-    const auto polled = tickets_->poll(
-        [&](uint64_t, uint32_t layer) { until = std::max(until, static_cast<int>(layer) + 1); });
-    if (!polled.ok()) return polled.status();
-    while (told_ < until) hook.kv_written(told_++);
-    return absl::OkStatus();
-  }
-  while (told_ < queued) {
-    const absl::StatusOr<bool> reached = gpu_->reached(written_[static_cast<size_t>(told_)]);
-    if (!reached.ok()) return reached.status();
-    if (!*reached) break;
-    hook.kv_written(told_++);
-  }
+  // The stream writes one layer after the other: a ticket is there for those before it, too.
+  int until = told_;
+  const auto polled = tickets_->poll(
+      [&](uint64_t, uint32_t layer) { until = std::max(until, static_cast<int>(layer) + 1); });
+  if (!polled.ok()) return polled.status();
+  while (told_ < until) hook.kv_written(told_++);
   return absl::OkStatus();
 }
 
@@ -273,13 +261,13 @@ absl::Status DeviceModel::queue_layer(int l, const KvCache& cache, LayerHook* ho
                       layer.output, config_.hidden_size, layer.output_bias, scratch_.x, true);
   }
   if (status.ok()) status = feed_forward(layer);
-  if (status.ok() && hook != nullptr) status = tell_written(*hook, l + 1);
+  if (status.ok() && hook != nullptr) status = tell_written(*hook);
   return status;
 }
 
 absl::Status DeviceModel::queue_step(const KvCache& cache, LayerHook* hook) {
   absl::Status status;
-  if (tells_ && tickets_ != nullptr) status = tickets_->begin(gpu_->stream());
+  if (tells_) status = tickets_->begin(gpu_->stream());
   if (status.ok()) {
     status = gpu_->launcher().gather_rows({.table = weights_.embedding,
                                            .rows = inputs_.ids,
@@ -299,8 +287,7 @@ absl::Status DeviceModel::queue_step(const KvCache& cache, LayerHook* hook) {
 
 bool DeviceModel::may_come_again(std::span<const SequenceChunk> chunks,
                                  const LayerHook& hook) const {
-  if (!use_graphs_ || hook.waits() || (tells_ && tickets_ == nullptr) ||
-      !gpudirect::StreamGraph::possible(gpu_->device()).ok()) {
+  if (!use_graphs_ || hook.waits() || !gpudirect::StreamGraph::possible(gpu_->device()).ok()) {
     return false;
   }
   return inputs_.task_count == 0 &&
@@ -314,7 +301,7 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
   absl::Status status = read_inputs(chunks);
   if (!status.ok()) return status;
   told_ = 0;
-  tells_ = hook.hears_layers();
+  tells_ = hook.hears_layers() && tickets_ != nullptr;
   comes_again_ = may_come_again(chunks, hook);
   if (comes_again_) {
     for (int l = 0; l < config_.num_layers && status.ok(); ++l) status = hook.before_layer(l);
@@ -335,10 +322,10 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
   if (!status.ok()) return status;
   absl::Status told;
   status = gpu_->wait([&] {
-    if (told.ok()) told = tell_written(hook, config_.num_layers);
+    if (told.ok()) told = tell_written(hook);
   });
   if (status.ok()) status = told;
-  if (status.ok()) status = tell_written(hook, config_.num_layers);
+  if (status.ok()) status = tell_written(hook);
   if (!status.ok()) return status;
   if (tells_ && told_ < config_.num_layers) {
     return absl::InternalError("a step has ended without a report of its last layers");

@@ -81,17 +81,6 @@ absl::Status Gpu::upload(DevicePointer to, const void* from, size_t bytes) {
   return status;
 }
 
-absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
-  const Device::Current current(*device_);
-  if (!current.status().ok()) return current.status();
-  const Result result = device_->driver().cuEventQuery(event);
-  if (result == gpudirect::kNotReady) return false;
-  if (absl::Status status = device_->check(result, "waiting for a layer"); !status.ok()) {
-    return status;
-  }
-  return true;
-}
-
 template <typename Ask>
 absl::Status Gpu::wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile) {
   if (!stuck_.ok()) return stuck_;

@@ -42,8 +42,6 @@ class Gpu {
   absl::Status upload(gpudirect::DevicePointer to, const void* from, size_t bytes);
   // Puts a copy on the stream; to or from the host's side it is RegisteredPages.
   absl::Status copy(gpudirect::DevicePointer to, gpudirect::DevicePointer from, size_t bytes) const;
-  // True when the work that was on the stream when the event was recorded has ended.
-  absl::StatusOr<bool> reached(gpudirect::Event event) const;
   // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
   // for two minutes at most. Then that stays an error for good, since what still runs is unknown.
   absl::Status wait();

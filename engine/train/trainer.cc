@@ -24,13 +24,10 @@ std::string label(const ParameterMap& map, size_t place) {
 
 absl::Status check_parallel(const TrainerOptions& options, int ranks) {
   const ParallelOptions& parallel = options.parallel;
-  if (parallel.accumulate < 1 || parallel.groups < 0 || (ranks > 1 && parallel.groups > 0)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%d micro-batches in %d groups on %d ranks: there must be at least one micro-batch, and "
-        "only one rank alone can stand for several groups",
-        parallel.accumulate, parallel.groups, ranks));
+  if (parallel.accumulate < 1) {
+    return absl::InvalidArgumentError("there must be at least one micro-batch");
   }
-  const int micro_batches = parallel.accumulate * std::max({1, ranks, parallel.groups});
+  const int micro_batches = parallel.accumulate * ranks;
   for (int length : {options.length, options.long_length}) {
     if (options.batch_tokens / length % micro_batches != 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -38,14 +35,6 @@ absl::Status check_parallel(const TrainerOptions& options, int ranks) {
           "in a batch",
           micro_batches, options.batch_tokens / length, length));
     }
-  }
-  if (parallel.wire != DataType::kF32 && parallel.wire != DataType::kBF16) {
-    return absl::InvalidArgumentError("gradients travel as f32 or bf16 only");
-  }
-  if (parallel.wire != DataType::kF32 && options.runner) {
-    return absl::InvalidArgumentError(
-        "gradients in a device's memory travel as f32: leave out --wire bf16, or train with "
-        "--device cpu");
   }
   if (parallel.zero != 0 && parallel.zero != 1) {
     return absl::InvalidArgumentError("only ZeRO stages 0 and 1 exist here");
@@ -111,8 +100,7 @@ Trainer::Trainer(const TrainerOptions& options, const Corpus& corpus, ComputePoo
       pool_(pool),
       comm_(comm),
       map_(options.model),
-      groups_(std::max(1, comm == nullptr ? options.parallel.groups : comm->ranks())),
-      micro_batches_(groups_ * options.parallel.accumulate),
+      micro_batches_(ranks() * options.parallel.accumulate),
       buckets_(cut_buckets(map_, ranks(), options.parallel.bucket_bytes)),
       losses_(micro_batches_),
       trace_(timeline),
@@ -134,7 +122,6 @@ absl::Status Trainer::start() {
     runner_ = std::make_unique<CpuRunner>(needs, pool_, comm_);
   }
   std::vector<FlatArray*> arrays = {&parameters_, &gradients_};
-  if (comm_ == nullptr && groups_ > 1) arrays.push_back(&group_sum_);
   if (options_.parallel.accumulate > 1) arrays.push_back(&micro_);
   for (FlatArray* array : arrays) {
     const bool shared = array == &parameters_ || array == &gradients_;
@@ -153,9 +140,7 @@ absl::Status Trainer::start() {
       comm_->all_reduce(gradients_.data(), gradients_.data(), 1, DataType::kF32, ReduceOp::kSum);
   if (!status.ok()) return status;
   calls_ = std::make_unique<CallTracker>(*comm_, timeline_);
-  auto reducer = GradientReducer::create(*comm_, *calls_, pool_, options_.parallel, buckets_);
-  if (!reducer.ok()) return reducer.status();
-  reducer_ = *std::move(reducer);
+  reducer_ = std::make_unique<GradientReducer>(*comm_, *calls_, options_.parallel, buckets_);
   if (options_.parallel.zero > 0) {
     gatherer_ = std::make_unique<WeightGatherer>(*comm_, *calls_, buckets_);
   }
@@ -186,9 +171,7 @@ absl::Status Trainer::compute_gradients(int number) {
                     (1.0f - options_.long_share) * static_cast<float>(options_.optimizer.steps);
   const int length = late ? options_.long_length : options_.length;
   const int sequences = options_.batch_tokens / length / micro_batches_;
-  const int accumulate = options_.parallel.accumulate;
-  const int first = comm_ == nullptr ? 0 : rank() * accumulate;
-  const int count = comm_ == nullptr ? micro_batches_ : accumulate;
+  const int count = options_.parallel.accumulate, first = rank() * count;
   const auto needed = [&](size_t begin, size_t end) {
     trace_.span("forward", number);
     if (gatherer_ != nullptr) (void)gatherer_->need(begin, end);
@@ -202,12 +185,7 @@ absl::Status Trainer::compute_gradients(int number) {
           corpus_.sample(options_.seed, number, (first + i) * sequences + s, length);
       batch_.insert(batch_.end(), window.begin(), window.end());
     }
-    // ((m0 + m1) + ...) of each group, then (g0 + g1) + ...: what an ordered sum over ranks does.
-    const bool opens_group = i % accumulate == 0, closes_group = (i + 1) % accumulate == 0;
-    GradientSums sums;
-    sums.sum = i < accumulate ? gradients_.data() : group_sum_.data();
-    sums.gradients = opens_group ? sums.sum : micro_.data();
-    if (closes_group && i >= accumulate) sums.total = gradients_.data();
+    const GradientSums sums{i == 0 ? gradients_.data() : micro_.data(), gradients_.data()};
     const auto ready = [&](size_t begin, size_t end) {
       trace_.span("backward, " + label(map_, begin), number);
       if (reducer_ != nullptr && i + 1 == count) {

@@ -1,8 +1,8 @@
 // The training loop's step: micro-batches, the sum over ranks, the update; evaluation.
 //
 // Alone, or one of a Communicator's ranks. With an ordered communicator the weights are the same
-// bit for bit whatever the number of ranks (as long as there are as many micro-batches, in as many
-// groups), the buckets, ZeRO, and the overlap.
+// bit for bit whatever the number of ranks (as long as there are as many micro-batches, added in
+// the same order), the buckets, ZeRO, and the overlap.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/kernels/compute_pool.h"
@@ -76,7 +77,7 @@ class Trainer {
   std::string runs_on() const { return runner_->name(); }
 
   // This rank's part of the training state; reuses the memory of `state`. Needs no finish().
-  absl::Status save(int64_t steps, ShardState& state) const;
+  absl::Status save(int64_t steps, ShardState& state);
   // Takes over what `state` holds: its weights, and those moments that this rank needs.
   absl::Status load(const ShardState& state);
   // After load() of this rank's own part: fetches the other ranks' weights. ZeRO-1 only.
@@ -107,6 +108,10 @@ class Trainer {
   absl::StatusOr<float> update(int number);
   bool all_finite(float norm) const;
   absl::Status count_skipped(const StepReport& report);
+  // Visits weights and moments that are both in `state` and here: `count` elements from `here` on,
+  // and from element `there` of the state's values on.
+  using StateVisit = absl::FunctionRef<absl::Status(float* here, size_t there, size_t count)>;
+  absl::Status for_state(const ShardState& state, StateVisit visit);
   // Brings the losses and the blocks of the norm of all ranks together.
   absl::Status share_numbers();
 
@@ -115,12 +120,11 @@ class Trainer {
   ComputePool& pool_;
   Communicator* const comm_;
   const ParameterMap map_;
-  const int groups_;         // of the whole step
   const int micro_batches_;  // of the whole step
   const std::vector<FlatRange> buckets_;
   std::unique_ptr<TrainRunner> runner_;
   FlatArray parameters_, gradients_;
-  FlatArray group_sum_, micro_;             // where there are several groups, micro-batches
+  FlatArray micro_;                         // where there are several micro-batches
   const float* host_parameters_ = nullptr;  // as they were at finish()
   std::vector<int32_t> batch_;
   std::vector<double> losses_;  // of every micro-batch of the step

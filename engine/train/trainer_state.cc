@@ -21,41 +21,44 @@ absl::Status Trainer::gather_weights() {
   return finish();
 }
 
-absl::Status Trainer::save(int64_t steps, ShardState& state) const {
-  state.steps = steps;
-  state.pieces = shard();
-  const size_t owned = state.owned();
-  if (state.values.size() != 3 * owned) state.values = AlignedArray<float>(3 * owned);
-  size_t at = 0;
+absl::Status Trainer::for_state(const ShardState& state, StateVisit visit) {
+  const std::vector<FlatRange> ours = owned();
+  absl::Status status;
+  size_t at = 0;  // of the piece in each of the state's arrays
   for (const FlatRange& piece : state.pieces) {
-    absl::Status status =
-        runner_->read(state.weights() + at, parameters_.data() + piece.begin, piece.size());
-    if (status.ok()) {
-      status =
-          runner_->copy_moments(piece, state.first_moments() + at, state.second_moments() + at);
+    const size_t last = std::min(piece.end, map_.size);  // another number of ranks pads otherwise
+    if (piece.begin < last) {
+      status.Update(visit(parameters_.data() + piece.begin, at, last - piece.begin));
+    }
+    size_t place = 0;  // of what is held here, among the moments
+    for (const FlatRange& held : ours) {
+      const size_t begin = std::max(piece.begin, held.begin), end = std::min(last, held.end);
+      for (size_t which = 0; which < 2 && begin < end; ++which) {
+        status.Update(visit(runner_->moments()[which] + place + begin - held.begin,
+                            (1 + which) * state.owned() + at + begin - piece.begin, end - begin));
+      }
+      place += held.size();
     }
     if (!status.ok()) return status;
     at += piece.size();
   }
-  return absl::OkStatus();
+  return status;
+}
+
+absl::Status Trainer::save(int64_t steps, ShardState& state) {
+  state.steps = steps;
+  state.pieces = shard();
+  const size_t size = 3 * state.owned();
+  if (state.values.size() != size) state.values = AlignedArray<float>(size);
+  return for_state(state, [&](const float* here, size_t there, size_t count) {
+    return runner_->read(state.values.data() + there, here, count);
+  });
 }
 
 absl::Status Trainer::load(const ShardState& state) {
-  size_t at = 0;
-  for (const FlatRange& piece : state.pieces) {
-    const size_t end = std::min(piece.end, map_.size);  // another number of ranks pads otherwise
-    if (piece.begin < end) {
-      absl::Status status =
-          runner_->write(parameters_.data() + piece.begin, state.weights() + at, end - piece.begin);
-      if (status.ok()) {
-        status = runner_->set_moments({piece.begin, end}, state.first_moments() + at,
-                                      state.second_moments() + at);
-      }
-      if (!status.ok()) return status;
-    }
-    at += piece.size();
-  }
-  return absl::OkStatus();
+  return for_state(state, [&](float* here, size_t there, size_t count) {
+    return runner_->write(here, state.values.data() + there, count);
+  });
 }
 
 absl::StatusOr<double> Trainer::held_out_bits_per_byte(int max_windows, bool rounded) {

@@ -284,8 +284,8 @@ TEST(DeviceForward, AFailingGraphFailsTheStepAndTheNextOneWorks) {
   EXPECT_EQ(pair.device->graphs_recorded(), 1u);
 }
 
-// A prompt's layer is told of, and may be sent, while later ones are still to be computed: also by
-// a device that has no tickets.
+// A prompt's layer is told of, and may be sent, while later ones are still to be computed; at the
+// end of the step by a device that has no tickets.
 TEST(DeviceForward, TellsOfALayerBeforeTheNextOnesAreComputed) {
   for (const bool tickets : {true, false}) {
     gpudirect::Attributes attributes = gpudirect::h100();
@@ -302,11 +302,10 @@ TEST(DeviceForward, TellsOfALayerBeforeTheNextOnesAreComputed) {
     pair.step({pair.chunk(2, 0, 40)}, hook);
     ASSERT_EQ(left.size(), 4u);
     // A layer is some 11 launches.
-    EXPECT_GT(left[0], 3 * 8u) << tickets;
-    EXPECT_GT(left[1], 2 * 8u) << tickets;
-    EXPECT_GT(left[2], 8u) << tickets;
-    const uint64_t events = pair.fake.calls_of("cuEventRecord");
-    EXPECT_EQ(events, tickets ? 0u : 4u);
+    for (size_t layer = 0; layer < 3; ++layer) {
+      EXPECT_EQ(left[layer] > (3 - layer) * 8, tickets) << layer;
+    }
+    EXPECT_TRUE(tickets || left[0] == 0);
   }
 }
 

@@ -11,10 +11,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "engine_shard"))
@@ -31,17 +31,8 @@ SHAPE = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_atte
 
 def answers(server):
     """All at once, so that they are batched."""
-    out = [None] * len(REQUESTS)
-
-    def ask(i):
-        out[i] = server.complete(model=server.model, **{"max_tokens": 8, **REQUESTS[i]})
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(REQUESTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        return list(pool.map(lambda one: server.complete(model=server.model, **{"max_tokens": 8, **one}), REQUESTS))
 
 
 def same_answers(model, arithmetic, says):
@@ -55,31 +46,6 @@ def same_answers(model, arithmetic, says):
     check("device: CUDA device 1: Fake GPU" + says + "\n" in device.said, device.said)
     stop(device)
     return expected
-
-
-def metric(server, name):
-    with urllib.request.urlopen(server.url + "/metrics") as page:
-        return float(re.search(rf"^baton_{name} (\S+)$", page.read().decode(), re.MULTILINE)[1])
-
-
-class Small(Server):
-    """Three prompts of those below, and what is computed of them."""
-    COMMAND = ("serve", "--port", "0", "--blocks", "20")
-
-
-def with_tiers(model):
-    """What the small cache has forgotten comes back from host memory, and changes nothing."""
-    prompts = [[(7 * i + 11 * number) % 256 + 1 for i in range(96)] for number in range(4)]
-    alone, tiers = (Small("--model", model), Small("--model", model, "--device", "cuda", "--kv-host-mib", 8,
-                                                   environment=CUDA))
-    for number, prompt in enumerate(prompts + prompts):
-        both = [server.complete(model=model.name, prompt=prompt, max_tokens=4, temperature=0) for server in (alone, tiers)]
-        check(both[0] == both[1], number, both)
-        while metric(tiers, "kv_tier_blocks_saved_total") < 6 * min(number + 1, len(prompts)):
-            check(tiers.process.poll() is None, tiers.said)
-    check(metric(tiers, "kv_tier_tokens_total") >= 96 - 16, "nothing was loaded")
-    stop(alone)
-    stop(tiers)
 
 
 def pairs(model, expected):
@@ -143,21 +109,16 @@ LONG = [dict(prompt=f"And it came to pass in the {i}th day", max_tokens=40, temp
 
 def ask_all(server, begun=lambda: None):
     """LONG at once. The answers; what failed is an answer that no other is."""
-    out = [None] * len(LONG)
-
-    def ask(i):
+    def ask(request):
         try:
-            out[i] = server.complete(model=server.model, **LONG[i])[0]["text"]
+            return server.complete(model=server.model, **request)[0]["text"]
         except urllib.error.HTTPError as error:
-            out[i] = f"{error.code} {error.read().decode()}"
+            return f"{error.code} {error.read().decode()}"
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(LONG))]
-    for thread in threads:
-        thread.start()
-    begun()
-    for thread in threads:
-        thread.join()
-    return out
+    with ThreadPoolExecutor(len(LONG)) as pool:
+        answers = pool.map(ask, LONG)
+        begun()
+        return list(answers)
 
 
 def running(server):
@@ -243,7 +204,6 @@ def main():
             sys.exit(77)
         same_answers(model, "bf16", "; Baton's own kernel multiplies: BATON_CUBLASLT=none switches it off")
         expected = same_answers(model, "fp32", "")
-        with_tiers(model)
         pairs(model, expected)
         lost(model, pathlib.Path(folder))
         print(f"{sum(len(answer) for answer in expected)} answers, four times the same")

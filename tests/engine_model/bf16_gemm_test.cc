@@ -134,27 +134,6 @@ TEST_P(Bf16Gemm, TinyNumbersAreZeroAndSpecialOnesStay) {
   });
 }
 
-TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
-  constexpr int kN = 200, kK = 700;
-  const Product p(520, kN, kK);
-  const auto row_of = [&](int first, int m, int row) {
-    ComputePool pool(2);
-    Bf16Scratch scratch(GetParam(), m, kK, 2);
-    std::vector<float> c(size_t(m) * kN);
-    gemm_bf16(pool, scratch, m, p.a.data() + size_t(first) * kK, kK, p.b(), c.data(), kN, false);
-    return std::vector<float>(c.begin() + (row - first) * kN, c.begin() + (row - first + 1) * kN);
-  };
-  const std::vector<float> alone = row_of(37, 1, 37);
-  for_every_width([&] {
-    for (const int m : {1, 2, 3, 5, 6, 7, 15, 16, 17, 31, 32, 33, 100, 479, 480, 481}) {
-      EXPECT_TRUE(same_bits(row_of(37, m, 37), alone)) << "first of " << m;
-      if (m > 38) continue;
-      EXPECT_TRUE(same_bits(row_of(38 - m, m, 37), alone)) << "last of " << m;
-    }
-    EXPECT_TRUE(same_bits(row_of(0, 520, 37), alone));
-  });
-}
-
 class Bf16FeedForward : public ::testing::TestWithParam<Bf16Unit> {};
 
 TEST_P(Bf16FeedForward, GivesTheBitsOfItsProductsOneAfterTheOther) {

@@ -28,6 +28,16 @@ class CheckpointTest : public ::testing::Test {
   const std::string folder_ = temporary_.path("checkpoint");  // not there yet
 };
 
+// A tensor as the files write it; `values` instead of the weight's own, of another type.
+TensorToWrite as_written(const Weight& weight, TensorType type, std::span<const std::byte> values) {
+  std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
+  if (weight.is_vector) shape = {size_t(weight.cols)};
+  return {weight.name, type, shape, values};
+}
+TensorToWrite as_written(const Weight& weight) {
+  return as_written(weight, TensorType::kBf16, std::as_bytes(std::span(weight.data)));
+}
+
 TEST_F(CheckpointTest, NamesAndShapesAreHuggingFaces) {
   ModelConfig config = tiny_model_config();
   config.tie_word_embeddings = false;
@@ -136,17 +146,14 @@ TEST_F(CheckpointTest, LoadsShardsAndWiderNumbers) {
   std::vector<TensorToWrite> shards[2];
   for (size_t i = 0; i < saved.weights.size(); ++i) {
     const Weight& weight = saved.weights[i];
-    std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
-    if (weight.is_vector) shape = {size_t(weight.cols)};
     if (i % 2 == 0) {
-      shards[0].push_back(
-          {weight.name, TensorType::kBf16, shape, std::as_bytes(std::span(weight.data))});
+      shards[0].push_back(as_written(weight));
       continue;
     }
     wide.emplace_back();
     for (const uint16_t bits : weight.data) wide.back().push_back(float_from_bf16(bits));
     shards[1].push_back(
-        {weight.name, TensorType::kF32, shape, std::as_bytes(std::span(wide.back()))});
+        as_written(weight, TensorType::kF32, std::as_bytes(std::span(wide.back()))));
   }
   std::string map;
   for (int s = 0; s < 2; ++s) {
@@ -180,10 +187,7 @@ TEST_F(CheckpointTest, HalfPrecisionIsConverted) {
   for (const Weight& weight : saved.weights) {
     data.emplace_back(weight.data.size());
     for (size_t i = 0; i < data.back().size(); ++i) data.back()[i] = half[i % 4];
-    std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
-    if (weight.is_vector) shape = {size_t(weight.cols)};
-    tensors.push_back(
-        {weight.name, TensorType::kF16, shape, std::as_bytes(std::span(data.back()))});
+    tensors.push_back(as_written(weight, TensorType::kF16, std::as_bytes(std::span(data.back()))));
   }
   ASSERT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
   auto loaded = load_checkpoint(folder_);
@@ -283,28 +287,22 @@ TEST_F(CheckpointTest, NamesTheBiasThatIsMissing) {
 }
 
 TEST_F(CheckpointTest, WhatChangesTheArithmeticChangesTheFingerprint) {
-  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 3);
-  const auto changed = [&](auto&& change) {
-    Checkpoint other = checkpoint;
-    change(other.config);
-    return fingerprint(other) != fingerprint(checkpoint);
+  const auto changed = [](ModelConfig config, auto&& change) {
+    Checkpoint checkpoint = make_test_checkpoint(config, 3);
+    const std::string before = fingerprint(checkpoint);
+    change(checkpoint.config);
+    return fingerprint(checkpoint) != before;
   };
-  EXPECT_TRUE(changed([](ModelConfig& c) { c.family = ModelFamily::kMistral; }));
-  EXPECT_TRUE(changed([](ModelConfig& c) { c.sliding_window = 64; }));
-  EXPECT_TRUE(changed([](ModelConfig& c) { c.mlp_bias = true; }));
-  EXPECT_TRUE(changed([](ModelConfig& c) {
+  const ModelConfig llama = tiny_model_config(), experts = tiny_qwen3_moe_config();
+  EXPECT_TRUE(changed(llama, [](ModelConfig& c) { c.family = ModelFamily::kMistral; }));
+  EXPECT_TRUE(changed(llama, [](ModelConfig& c) { c.sliding_window = 64; }));
+  EXPECT_TRUE(changed(llama, [](ModelConfig& c) { c.mlp_bias = true; }));
+  EXPECT_TRUE(changed(llama, [](ModelConfig& c) {
     c.rope_scaling = {.kind = RopeScaling::Kind::kYarn, .factor = 2, .attention_factor = 1.2};
   }));
-}
-
-TEST_F(CheckpointTest, WhatExpertsAreAskedChangesTheFingerprint) {
-  Checkpoint checkpoint = make_test_checkpoint(tiny_qwen3_moe_config(), 3);
-  const std::string before = fingerprint(checkpoint);
-  checkpoint.config.experts_per_token = 2;
-  const std::string fewer = fingerprint(checkpoint);
-  checkpoint.config.norm_topk_prob = true;
-  EXPECT_NE(fewer, before);
-  EXPECT_NE(fingerprint(checkpoint), fewer);
+  EXPECT_TRUE(changed(llama, [](ModelConfig& c) { c.rope_theta *= 2; }));
+  EXPECT_TRUE(changed(experts, [](ModelConfig& c) { c.experts_per_token = 2; }));
+  EXPECT_TRUE(changed(experts, [](ModelConfig& c) { c.norm_topk_prob = true; }));
 }
 
 // Stores on disk and workers of other versions know a model by it: it changes when the bits of KV
@@ -333,17 +331,6 @@ TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {
     other.weights[i].data.back() ^= 1;
     EXPECT_NE(fingerprint(other), before) << other.weights[i].name;
   }
-  Checkpoint rope = checkpoint;
-  rope.config.rope_theta *= 2;
-  EXPECT_NE(fingerprint(rope), before);
-}
-
-// A tensor as the files write it.
-TensorToWrite as_written(const Weight& weight) {
-  std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
-  if (weight.is_vector) shape = {size_t(weight.cols)};
-  return {weight.name, TensorType::kBf16, shape,
-          std::as_bytes(std::span<const uint16_t>(weight.data))};
 }
 
 TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {

@@ -81,30 +81,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
                                            std::tuple{1, 130, 400}, std::tuple{2, 33, 17},
                                            std::tuple{5, 64, 96}, std::tuple{14, 32, 385},
                                            std::tuple{15, 31, 3}, std::tuple{29, 200, 64},
-                                           std::tuple{120, 96, 770}, std::tuple{300, 40, 50}));
-
-TEST(Gemm, ARowDoesNotDependOnTheRowsAroundIt) {
-  constexpr int kN = 200, kK = 500;
-  const std::vector<float> a = random_floats(size_t{600} * kK, 1);
-  const std::vector<float> w = random_floats(size_t{kN} * kK, 2);
-  std::vector<uint16_t> weight(w.size());
-  for (size_t i = 0; i < w.size(); ++i) weight[i] = bf16_from_float(w[i]);
-  AlignedArray<uint16_t> packed(packed_elements(kK, kN));
-  pack_weight(kK, kN, weight.data(), packed.data());
-  ComputePool pool(2);
-  GemmScratch scratch(2);
-  std::vector<float> first;
-  for_every_width([&] {
-    for (const int m : {1, 2, 3, 7, 13, 14, 27, 28, 29, 100, 600}) {
-      std::vector<float> c(size_t(m) * kN);
-      gemm(pool, scratch, m, {a.data(), kK, 1}, {kK, kN, nullptr, packed.data(), kK}, c.data(), kN,
-           false);
-      c.resize(kN);
-      if (first.empty()) first = c;
-      EXPECT_TRUE(same_bits(c, first)) << m << " rows";
-    }
-  });
-}
+                                           std::tuple{28, 200, 500}, std::tuple{120, 96, 770},
+                                           std::tuple{300, 40, 50}, std::tuple{600, 200, 100}));
 
 // Where C is larger than the caches k is cut otherwise, and rows of A are.
 TEST(Gemm, ARowOfALargeProductIsThatOfASmallOne) {
@@ -152,43 +130,54 @@ struct Paged {
   std::vector<uint32_t> table;
 };
 
+// A context whose K and V are stored in the last layer, and queries for each of its tokens.
+struct Context : Paged {
+  Context(KvGeometry g, int count_of_tokens, int queries, int tokens_seen)
+      : Paged(g, count_of_tokens),
+        group(queries),
+        window(tokens_seen),
+        q_width(size_t(g.kv_heads) * g.head_dim * queries),
+        q(random_floats(count_of_tokens * q_width, 3)) {
+    const size_t width = size_t(g.kv_heads) * g.head_dim;
+    const std::vector<float> k = random_floats(count_of_tokens * width, 1);
+    const std::vector<float> v = random_floats(count_of_tokens * width, 2);
+    store_kv(cache, g.layers - 1, table, 0, count_of_tokens, k.data(), v.data(), width);
+  }
+  // A KV head's queries of some tokens; `out` has a place for each query.
+  AttentionCall call(int head, int position, int tokens, std::vector<float>& out) const {
+    const size_t at = position * q_width + size_t(head) * group * geometry.head_dim;
+    return {.cache = &cache,
+            .layer = geometry.layers - 1,
+            .kv_head = head,
+            .block_table = table,
+            .position = position,
+            .tokens = tokens,
+            .window = window,
+            .group = group,
+            .q = q.data() + at,
+            .q_stride = q_width,
+            .out = out.data() + at,
+            .out_stride = q_width};
+  }
+  int group, window;
+  size_t q_width;
+  std::vector<float> q;
+};
+
 // Dimensions of a head, query heads to a KV head, and the window.
 class AttentionTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
   const auto [head_dim, group, window] = GetParam();
   constexpr int kTokens = 53, kHeads = 2;
-  Paged paged({.layers = 2, .kv_heads = kHeads, .head_dim = head_dim}, kTokens);
-  const size_t kv_width = size_t(kHeads) * head_dim, q_width = kv_width * group;
-  const std::vector<float> k = random_floats(kTokens * kv_width, 1);
-  const std::vector<float> v = random_floats(kTokens * kv_width, 2);
-  const std::vector<float> q = random_floats(kTokens * q_width, 3);
-  store_kv(paged.cache, 1, paged.table, 0, kTokens, k.data(), v.data(), kv_width);
+  Context context({.layers = 2, .kv_heads = kHeads, .head_dim = head_dim}, kTokens, group, window);
   std::vector<float> scratch(kAttentionScratch);
-  std::vector<float> all(q.size()), expected(q.size()), single(q.size());
+  std::vector<float> all(context.q.size()), expected(all), single(all);
   for (int head = 0; head < kHeads; ++head) {
-    const size_t at = size_t(head) * group * head_dim;
-    AttentionCall call{.cache = &paged.cache,
-                       .layer = 1,
-                       .kv_head = head,
-                       .block_table = paged.table,
-                       .position = 0,
-                       .tokens = kTokens,
-                       .window = window,
-                       .group = group,
-                       .q = q.data() + at,
-                       .q_stride = q_width,
-                       .out = all.data() + at,
-                       .out_stride = q_width};
-    paged_attention(call, scratch.data());
-    call.out = expected.data() + at;
-    reference_attention(call);
+    paged_attention(context.call(head, 0, kTokens, all), scratch.data());
+    reference_attention(context.call(head, 0, kTokens, expected));
     for (int t = 0; t < kTokens; ++t) {
-      call.position = t;
-      call.tokens = 1;
-      call.q = q.data() + t * q_width + at;
-      call.out = single.data() + t * q_width + at;
-      paged_attention(call, scratch.data());
+      paged_attention(context.call(head, t, 1, single), scratch.data());
     }
   }
   for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], expected[i], 4e-6) << i;
@@ -207,25 +196,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
 TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
   const auto [head_dim, group, window] = GetParam();
   constexpr int kTokens = 53;
-  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = head_dim}, kTokens);
-  const size_t q_width = size_t(head_dim) * group;
-  const std::vector<float> k = random_floats(size_t(kTokens) * head_dim, 1);
-  const std::vector<float> v = random_floats(size_t(kTokens) * head_dim, 2);
-  const std::vector<float> q = random_floats(kTokens * q_width, 3);
-  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t(head_dim));
+  Context context({.layers = 1, .kv_heads = 1, .head_dim = head_dim}, kTokens, group, window);
   std::vector<float> scratch(kAttentionScratch), first;
-  for_every_width([&, group = group, window = window] {
-    std::vector<float> out(q.size());
-    paged_attention({.cache = &paged.cache,
-                     .block_table = paged.table,
-                     .tokens = kTokens,
-                     .window = window,
-                     .group = group,
-                     .q = q.data(),
-                     .q_stride = q_width,
-                     .out = out.data(),
-                     .out_stride = q_width},
-                    scratch.data());
+  for_every_width([&] {
+    std::vector<float> out(context.q.size());
+    paged_attention(context.call(0, 0, kTokens, out), scratch.data());
     if (first.empty()) first = out;
     EXPECT_TRUE(same_bits(out, first));
   });
@@ -234,44 +209,24 @@ TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
 // Over several splits: near the reference, and the same bits in every width, with a window and
 // without, also where a window or a tile of queries begins or ends at a split.
 TEST(Attention, AddsSplitsInOrder) {
-  constexpr int kTokens = 540, kDims = 32, kGroup = 3;
-  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = kDims}, kTokens);
-  const size_t q_width = size_t{kDims} * kGroup;
-  const std::vector<float> k = random_floats(size_t{kTokens} * kDims, 1);
-  const std::vector<float> v = random_floats(size_t{kTokens} * kDims, 2);
-  const std::vector<float> q = random_floats(kTokens * q_width, 3);
-  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t{kDims});
+  constexpr int kTokens = 540;
   std::vector<float> scratch(kAttentionScratch);
   for (const int window : {0, 1, 255, 256, 300}) {
-    std::vector<float> first, expected(q.size());
-    AttentionCall call{.cache = &paged.cache,
-                       .block_table = paged.table,
-                       .tokens = kTokens,
-                       .window = window,
-                       .group = kGroup,
-                       .q = q.data(),
-                       .q_stride = q_width,
-                       .out = expected.data(),
-                       .out_stride = q_width};
-    reference_attention(call);
+    Context context({.layers = 1, .kv_heads = 1, .head_dim = 32}, kTokens, 3, window);
+    std::vector<float> first, expected(context.q.size()), single(expected);
+    reference_attention(context.call(0, 0, kTokens, expected));
     for_every_width([&, window = window] {
-      std::vector<float> out(q.size());
-      call.out = out.data();
-      paged_attention(call, scratch.data());
+      std::vector<float> out(context.q.size());
+      paged_attention(context.call(0, 0, kTokens, out), scratch.data());
       if (first.empty()) first = out;
       EXPECT_TRUE(same_bits(out, first)) << window;
     });
     for (size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], expected[i], 4e-6) << i;
     for (const int position : {0, 255, 256, 257, 511, 512, 539}) {
-      std::vector<float> single(q_width);
-      AttentionCall one = call;
-      one.position = position;
-      one.tokens = 1;
-      one.q = q.data() + position * q_width;
-      one.out = single.data();
-      paged_attention(one, scratch.data());
-      EXPECT_TRUE(std::equal(single.begin(), single.end(),
-                             first.begin() + static_cast<ptrdiff_t>(position * q_width)))
+      paged_attention(context.call(0, position, 1, single), scratch.data());
+      const size_t row = static_cast<size_t>(position) * context.q_width;
+      EXPECT_TRUE(same_bits(std::span(single).subspan(row, context.q_width),
+                            std::span(first).subspan(row, context.q_width)))
           << position << ", window " << window;
     }
   }

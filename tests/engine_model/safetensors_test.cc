@@ -67,42 +67,40 @@ TEST(Safetensors, EveryTruncationIsRefused) {
 TEST(Safetensors, RefusesLies) {
   EXPECT_THAT(message(""), HasSubstr("0 bytes"));
   EXPECT_THAT(message(std::string(8, '\xff') + "{}"), HasSubstr("claims"));
-  EXPECT_THAT(message(image("not json", 0)), HasSubstr("JSON"));
-  EXPECT_THAT(message(image("[]", 0)), HasSubstr("object"));
-  EXPECT_THAT(message(image(std::string(1000, '['), 0)), HasSubstr("deep"));
-  EXPECT_THAT(message(image(R"({"a":1})", 0)), HasSubstr("\"a\""));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", 4)),
-              HasSubstr("F99"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4)),
-              HasSubstr("needs 8"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 3)),
-              HasSubstr("truncated"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4)),
-              HasSubstr("lies at"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4)),
-              HasSubstr("shape"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4)),
-              HasSubstr("shape"));
-  EXPECT_THAT(
-      message(image(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
-                    0)),
-      HasSubstr("too large"));
-  EXPECT_THAT(
-      message(
-          image(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551615]}})", 4)),
-      HasSubstr("lies at"));
-  EXPECT_THAT(
-      message(image(R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1)),
-      HasSubstr("dimensions"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
-                                "b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
-                            6)),
-              HasSubstr("overlaps"));
-  EXPECT_THAT(message(image(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
-                                "b":{"dtype":"U8","shape":[4],"data_offsets":[6,10]}})",
-                            10)),
-              HasSubstr("hole"));
-  EXPECT_THAT(message(image(R"({"__metadata__":{"a":1}})", 0)), HasSubstr("__metadata__"));
+  const auto a = [](const char* type, const char* shape, const char* offsets) {
+    return absl::StrFormat(R"({"a":{"dtype":"%s","shape":%s,"data_offsets":%s}})", type, shape,
+                           offsets);
+  };
+  const auto and_b = [](const char* offsets) {
+    return absl::StrFormat(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
+                               "b":{"dtype":"U8","shape":[4],"data_offsets":%s}})",
+                           offsets);
+  };
+  const struct {
+    std::string header;
+    size_t data_bytes;
+    const char* says;
+  } cases[] = {
+      {"not json", 0, "JSON"},
+      {"[]", 0, "object"},
+      {std::string(1000, '['), 0, "deep"},
+      {R"({"a":1})", 0, "\"a\""},
+      {a("F99", "[1]", "[0,4]"), 4, "F99"},
+      {a("F32", "[2]", "[0,4]"), 4, "needs 8"},
+      {a("F32", "[1]", "[0,4]"), 3, "truncated"},
+      {a("F32", "[1]", "[4,0]"), 4, "lies at"},
+      {a("F32", "[-1]", "[0,4]"), 4, "shape"},
+      {a("F32", "[1.5]", "[0,4]"), 4, "shape"},
+      {a("F32", "[4294967296,4294967296]", "[0,0]"), 0, "too large"},
+      {a("F32", "[1]", "[0,18446744073709551615]"), 4, "lies at"},
+      {a("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "dimensions"},
+      {and_b("[2,6]"), 6, "overlaps"},
+      {and_b("[6,10]"), 10, "hole"},
+      {R"({"__metadata__":{"a":1}})", 0, "__metadata__"},
+  };
+  for (const auto& [header, data_bytes, says] : cases) {
+    EXPECT_THAT(message(image(header, data_bytes)), HasSubstr(says)) << header;
+  }
 }
 
 TEST(Safetensors, OpenNamesTheFileThatIsWrong) {

@@ -1,4 +1,4 @@
-// The backward pass against finite differences, and its independence of threads.
+// The backward pass against finite differences; trainer_test has its independence of threads.
 #include "engine/train/backward/backprop.h"
 
 #include "tests/engine_model/test_model.h"
@@ -67,19 +67,6 @@ TEST_P(Gradients, MatchFiniteDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(Embeddings, Gradients, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Tied" : "Untied"; });
-
-TEST(Backprop, DoesNotDependOnThreads) {
-  const ParameterMap map(model(true));
-  std::vector<float> parameters(map.size), one(map.size), three(map.size);
-  initialize_parameters(map, 3, parameters.data());
-  const std::vector<int32_t> tokens = random_tokens(map.config.vocab_size);
-  for (auto [threads, out] : {std::pair(1, &one), std::pair(3, &three)}) {
-    ComputePool pool(threads);
-    Backprop backprop(map, kSequences * kLength, kLength, pool);
-    backprop.loss_and_gradients(parameters.data(), tokens, kSequences, kLength, out->data());
-  }
-  EXPECT_EQ(one, three);
-}
 
 }  // namespace
 }  // namespace baton::engine::train

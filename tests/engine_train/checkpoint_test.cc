@@ -233,12 +233,11 @@ void resume(const std::string& directory, int before, int after) {
   const TinyText& text = TinyText::get();
   CheckpointManifest manifest{"", kStop, ParameterMap(options.model).size, kSteps, kIdentity, {}};
   manifest.shards.resize(before);
-  run_ranks(before, true, [&](Communicator* comm, int rank) {
+  run_ranks(before, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
     auto trainer = Trainer::create(options, text.corpus, pool, comm);
     ASSERT_TRUE(trainer.ok()) << trainer.status();
-    for (int step = 0; step < kStop; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
-    ASSERT_TRUE((*trainer)->finish().ok());
+    run_steps(**trainer, 0, kStop);
     ShardState state;
     ASSERT_TRUE((*trainer)->save(kStop, state).ok());
     manifest.shards[rank] = write_shard(directory, state, rank, before).value();
@@ -246,7 +245,7 @@ void resume(const std::string& directory, int before, int after) {
   ASSERT_TRUE(finish_checkpoint(directory, manifest).ok());
   options.parallel.accumulate = 4 / after;
   std::vector<std::vector<float>> resumed(after);
-  run_ranks(after, true, [&](Communicator* comm, int rank) {
+  run_ranks(after, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
     auto trainer = Trainer::create(options, text.corpus, pool, comm);
     ASSERT_TRUE(trainer.ok()) << trainer.status();
@@ -257,10 +256,8 @@ void resume(const std::string& directory, int before, int after) {
       ASSERT_TRUE(state.ok()) << state.status();
       ASSERT_TRUE((*trainer)->load(*state).ok());
     }
-    for (int step = kStop; step < kSteps; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
-    ASSERT_TRUE((*trainer)->finish().ok());
-    resumed[rank].assign((*trainer)->parameters(),
-                         (*trainer)->parameters() + (*trainer)->map().size);
+    run_steps(**trainer, kStop, kSteps);
+    resumed[rank] = weights_of(**trainer);
   });
   options.parallel.accumulate = 4;
   const std::vector<float> expected = train_ranks(1, options, kSteps)[0];

@@ -8,10 +8,9 @@ namespace {
 
 constexpr int kParallelSteps = 6;  // the last two with long sequences
 
-std::vector<float> alone(int accumulate, int groups = 0) {
+std::vector<float> alone(int accumulate) {
   TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.accumulate = accumulate;
-  options.parallel.groups = groups;
   return train_ranks(1, options, kParallelSteps)[0];
 }
 
@@ -55,17 +54,16 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
   options.parallel.overlap = overlap;
   std::vector<std::vector<float>> weights(ranks), expected(ranks);
   for (const bool spoil : {true, false}) {
-    run_ranks(ranks, true, [&](Communicator* comm, int rank) {
+    run_ranks(ranks, [&](Communicator* comm, int rank) {
       ComputePool pool(1);
       auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm).value();
       ShardState good, bad;
-      const size_t size = trainer->map().size;
       for (int step = 0; step < kParallelSteps; ++step) {
         if (step == 3) {
           if (!spoil) continue;
           ASSERT_TRUE(trainer->finish().ok());
           for (ShardState* state : {&good, &bad}) ASSERT_TRUE(trainer->save(step, *state).ok());
-          std::fill_n(bad.weights(), bad.owned(), NAN);
+          std::fill_n(bad.values.data(), bad.owned(), NAN);  // the weights
           if (rank == ranks - 1) {
             ASSERT_TRUE(trainer->load(bad).ok());
           }
@@ -77,9 +75,7 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
           ASSERT_TRUE(trainer->load(good).ok());
         }
       }
-      ASSERT_TRUE(trainer->finish().ok());
-      (spoil ? weights : expected)[rank].assign(trainer->parameters(),
-                                                trainer->parameters() + size);
+      (spoil ? weights : expected)[rank] = weights_of(*trainer);
     });
   }
   EXPECT_EQ(weights, expected);
@@ -94,39 +90,17 @@ TEST(DataParallel, AGradientThatIsNotFiniteIsAppliedNowhere) {
   expect_a_bad_step_is_skipped(2, 1, false);
 }
 
-TEST(DataParallel, OneRankStandsForSeveralThatAccumulate) {
+TEST(DataParallel, HowMicroBatchesAreAddedChangesTheSumOnlyByRounding) {
   TrainerOptions options = tiny_options(kParallelSteps);
   options.parallel.accumulate = 2;
-  const std::vector<float> expected = alone(2, 2);
-  for (const std::vector<float>& weights : train_ranks(2, options, kParallelSteps)) {
-    EXPECT_EQ(weights, expected);
+  const auto ranks = train_ranks(2, options, kParallelSteps);
+  EXPECT_EQ(ranks[0], ranks[1]);
+  const std::vector<float> parts = alone(4);
+  for (const std::vector<float>& other : {alone(1), ranks[0]}) {
+    ASSERT_EQ(other.size(), parts.size());
+    EXPECT_NE(other, parts);
+    for (size_t i = 0; i < parts.size(); ++i) ASSERT_NEAR(other[i], parts[i], 2e-2) << i;
   }
-  // Other groups are another sum.
-  EXPECT_NE(alone(4), expected);
-  EXPECT_EQ(alone(1, 4), alone(4));
-}
-
-TEST(DataParallel, MicroBatchesChangeTheSumOnlyByRounding) {
-  const std::vector<float> whole = alone(1), parts = alone(4);
-  ASSERT_EQ(whole.size(), parts.size());
-  EXPECT_NE(whole, parts);
-  for (size_t i = 0; i < whole.size(); ++i) ASSERT_NEAR(whole[i], parts[i], 2e-2) << i;
-}
-
-TEST(DataParallel, Bf16OnTheWireIsTheSameAtAllRanksAndCloseToF32) {
-  std::vector<std::vector<float>> sharded;
-  for (int zero : {0, 1}) {
-    TrainerOptions options = tiny_options(kParallelSteps);
-    options.parallel.wire = DataType::kBF16;
-    options.parallel.zero = zero;
-    const auto weights = train_ranks(2, options, kParallelSteps);
-    EXPECT_EQ(weights[0], weights[1]);
-    sharded.push_back(weights[0]);
-  }
-  EXPECT_EQ(sharded[0], sharded[1]);
-  const std::vector<float> exact = alone(2);
-  EXPECT_NE(sharded[0], exact);
-  for (size_t i = 0; i < exact.size(); ++i) ASSERT_NEAR(sharded[0][i], exact[i], 5e-2) << i;
 }
 
 TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
@@ -146,8 +120,8 @@ TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
       bits[place + rank] = (*trainer)->held_out_bits_per_byte(5, false).value();
     };
   };
-  run_ranks(1, true, body(0));
-  run_ranks(2, true, body(1));
+  run_ranks(1, body(0));
+  run_ranks(2, body(1));
   for (int i : {1, 2}) {
     EXPECT_EQ(reports[i].loss, reports[0].loss);
     EXPECT_EQ(reports[i].norm, reports[0].norm);
@@ -157,17 +131,15 @@ TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
 
 TEST(DataParallel, RefusesBatchesThatCannotBeDivided) {
   ComputePool pool(1);
-  const auto create = [&](int accumulate, int groups) {
+  const auto create = [&](int accumulate) {
     TrainerOptions options = tiny_options(kParallelSteps);
     options.parallel.accumulate = accumulate;
-    options.parallel.groups = groups;
     return Trainer::create(options, TinyText::get().corpus, pool).status().code();
   };
-  EXPECT_EQ(create(3, 0), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(create(8, 0), absl::StatusCode::kInvalidArgument);  // only four long sequences
-  EXPECT_EQ(create(0, 0), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(create(1, -1), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(create(2, 2), absl::StatusCode::kOk);
+  EXPECT_EQ(create(3), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(8), absl::StatusCode::kInvalidArgument);  // only four long sequences
+  EXPECT_EQ(create(0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(4), absl::StatusCode::kOk);
 }
 
 TEST(Buckets, CoverTheArrayInEqualPartsOfWholeBlocks) {

@@ -44,15 +44,6 @@ TrainerOptions small_options(int steps) {
   return options;
 }
 
-// What one CPU makes of it that stands for two ranks.
-std::vector<float> weights_of_two_ranks(TrainerOptions options, int steps) {
-  options.parallel.groups = 2;
-  ComputePool pool(1);
-  auto trainer = Trainer::create(options, text(), pool).value();
-  for (int step = 0; step < steps; ++step) EXPECT_TRUE(trainer->step(step).ok());
-  return {trainer->parameters(), trainer->parameters() + trainer->map().size};
-}
-
 // Everything that a run says and leaves behind, but for times.
 struct Outcome {
   std::vector<float> numbers;  // loss, norm and rate of every step
@@ -77,7 +68,7 @@ Outcome train_alone(const TrainerOptions& options, int steps = kSteps) {
   for (const bool rounded : {false, true}) {
     out.bits.push_back(trainer.held_out_bits_per_byte(2, rounded).value());
   }
-  out.weights.assign(trainer.parameters(), trainer.parameters() + trainer.map().size);
+  out.weights = weights_of(trainer);
   ShardState state;
   EXPECT_TRUE(trainer.save(steps, state).ok());
   out.state.assign(state.values.data(), state.values.data() + state.values.size());
@@ -112,11 +103,10 @@ TEST(DeviceTrain, HasTheCpusBitsWithAnOutputOfItsOwn) {
   expect_the_cpus(options);
 }
 
-TEST(DeviceTrain, HasTheCpusBitsInMicroBatchesAndGroups) {
+TEST(DeviceTrain, HasTheCpusBitsInMicroBatches) {
   TrainerOptions options = small_options(kSteps);
   options.length = options.long_length = 32;
-  options.parallel.accumulate = 2;
-  options.parallel.groups = 2;
+  options.parallel.accumulate = 4;
   expect_the_cpus(options);
 }
 
@@ -132,16 +122,14 @@ TEST(DeviceTrain, GoesOnFromWhatTheCpuSavedAndTheOtherWayRound) {
     {
       auto first = Trainer::create(begins_on_device ? device : cpu, text(), pool);
       ASSERT_TRUE(first.ok()) << first.status();
-      for (int step = 0; step < 2; ++step) ASSERT_TRUE((*first)->step(step).ok());
+      run_steps(**first, 0, 2);
       ASSERT_TRUE((*first)->save(2, state).ok());
     }
     auto second = Trainer::create(begins_on_device ? cpu : device, text(), pool);
     ASSERT_TRUE(second.ok()) << second.status();
     ASSERT_TRUE((*second)->load(state).ok());
-    ASSERT_TRUE((*second)->step(2).ok());
-    ASSERT_TRUE((*second)->finish().ok());
-    const float* const weights = (*second)->parameters();
-    EXPECT_EQ(std::vector<float>(weights, weights + (*second)->map().size), whole.weights);
+    run_steps(**second, 2, 3);
+    EXPECT_EQ(weights_of(**second), whole.weights);
   }
   EXPECT_THAT(fake.finish(), testing::IsEmpty());
 }
@@ -154,9 +142,6 @@ TEST(DeviceTrain, RefusesWhatADeviceDoesNotHave) {
   const auto error = [&] {
     return std::string(Trainer::create(options, text(), pool).status().message());
   };
-  options.parallel.wire = DataType::kBF16;
-  EXPECT_THAT(error(), HasSubstr("--wire bf16"));
-  options.parallel.wire = DataType::kF32;
   EXPECT_THAT(error(), HasSubstr("--accumulate"));
   options.model.vocab_size = 65536;
   EXPECT_THAT(error(), HasSubstr("parameters, gradients or moments"));
@@ -175,11 +160,11 @@ class DeviceRanks : public ::testing::TestWithParam<DeviceVariant> {};
 // Gradients and weights go from device to device, or to ranks on CPUs, by the same calls.
 // Promise(training): On a GPU, losses, norms and weights are the CPU's bits | every kernel adds in
 //   the CPU's order
-TEST_P(DeviceRanks, HaveTheBitsOfOneCpu) {
+TEST_P(DeviceRanks, HaveTheBitsOfCpus) {
   TrainerOptions options = small_options(kSteps);
   options.length = options.long_length = 32;
   options.parallel.accumulate = GetParam().accumulate;
-  const std::vector<float> expected = weights_of_two_ranks(options, kSteps);
+  const std::vector<float> expected = train_ranks(2, options, kSteps, text())[0];
   options.parallel.zero = GetParam().zero;
   options.parallel.overlap = GetParam().overlap;
   options.parallel.bucket_bytes = 1;
@@ -189,7 +174,7 @@ TEST_P(DeviceRanks, HaveTheBitsOfOneCpu) {
     ASSERT_TRUE(gpu.memory().staging_ring(d, 4 << 20).ok());
   }
   std::barrier opened(GetParam().devices);
-  run_ranks(2, true, [&](Communicator* comm, int rank) {
+  run_ranks(2, [&](Communicator* comm, int rank) {
     TrainerOptions own = options;
     if (rank < GetParam().devices) {
       own.runner = [&opened, rank](const RunnerNeeds& needs) {
@@ -201,13 +186,8 @@ TEST_P(DeviceRanks, HaveTheBitsOfOneCpu) {
     ComputePool pool(1);
     auto trainer = Trainer::create(own, text(), pool, comm);
     ASSERT_TRUE(trainer.ok()) << trainer.status();
-    for (int step = 0; step < kSteps; ++step) {
-      const auto report = (*trainer)->step(step);
-      ASSERT_TRUE(report.ok()) << report.status();
-    }
-    ASSERT_TRUE((*trainer)->finish().ok());
-    const float* const weights = (*trainer)->parameters();
-    EXPECT_EQ(std::vector<float>(weights, weights + (*trainer)->map().size), expected);
+    run_steps(**trainer, 0, kSteps);
+    EXPECT_EQ(weights_of(**trainer), expected);
     EXPECT_EQ(comm->stats().staged_calls > 0, rank < GetParam().devices);
   });
   gpu.expect_clean();
@@ -243,7 +223,7 @@ TEST(DeviceTrain, TellsOfGradientsWhileTheBackwardPassGoesOn) {
       done = end;
       queued.push_back(fake.queued());
     };
-    const GradientSums sums{gradients.data(), gradients.data(), nullptr};
+    const GradientSums sums{gradients.data(), gradients.data()};
     ASSERT_TRUE(
         (*runner)->loss_and_gradients(parameters.data(), tokens, 1, 32, sums, ready, nullptr).ok());
     EXPECT_EQ(done, map.size);
@@ -325,7 +305,9 @@ TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
   const std::string file = folder.path("weights");
   TrainerOptions options = small_options(5);
   options.length = options.long_length = 32;
-  const std::vector<float> expected = weights_of_two_ranks(options, 5);
+  options.parallel.accumulate = 2;
+  const std::vector<float> expected = train_ranks(1, options, 5, text())[0];
+  options.parallel.accumulate = 1;
   RunOptions run;
   run.trainer = options;
   run.trainer.runner = on_fake();

@@ -66,7 +66,7 @@ TEST(Exposure, RefusesWhatIsNoTimelineOfATrainer) {
 TEST(Exposure, CountsEveryCallAndByteOfARun) {
   constexpr int kSteps = 3;
   std::string traces[2];
-  run_ranks(2, true, [&](Communicator* comm, int rank) {
+  run_ranks(2, [&](Communicator* comm, int rank) {
     Timeline timeline("rank");
     TrainerOptions options = tiny_options(kSteps);
     options.parallel.zero = 1;

@@ -98,46 +98,34 @@ class Recovery : public ::testing::Test {
   const TemporaryFolder folder_;
 };
 
-TEST_F(Recovery, NothingHappens) {
-  EXPECT_EQ(train(2, options(), {}), 0);
-  expect_undisturbed(2);
-}
-
-TEST_F(Recovery, ARankIsReplacedFromItsPeersMemory) {
-  RunOptions run = options();
-  EXPECT_EQ(train(2, run, {{1, 4}}), 0);
-  expect_undisturbed(2);
-}
-
-// Behind the last step some ranks may be done while others die. The run ends, and what it wrote is
-// whole, whoever that is and whenever.
-TEST_F(Recovery, ARankThatDiesBehindTheLastStep) {
+// Nothing happens; a rank is replaced from its peer's memory, several are one after the other; and
+// before the first copy everybody begins again. Behind the last step some ranks may be done while
+// others die: the run ends, and what it wrote is whole, whoever that is and whenever.
+TEST_F(Recovery, RanksThatAreKilledChangeNothing) {
   constexpr int kLast = kRecoverySteps - 1;
-  const std::vector<std::vector<Kill>> cases = {{{1, kLast}},
-                                                {{0, kLast}},
-                                                {{0, kBeforeWriting}},
-                                                {{0, kAfterWriting}},
-                                                {{1, kAtTheEnd}},
-                                                {{0, kAtTheEnd}},
-                                                {{0, kAtTheEnd}, {1, kAtTheEnd}, {2, kAtTheEnd}}};
-  for (const std::vector<Kill>& kills : cases) {
+  const struct {
+    int ranks;
+    std::vector<Kill> kills;
+    int copy_every = 1;
+  } cases[] = {{2, {}},
+               {2, {{1, 4}}},
+               {4, {{2, 2}, {0, 3}, {3, 6}}},
+               {2, {{0, 1}}, 5},
+               {4, {{1, kLast}}},
+               {4, {{0, kLast}}},
+               {4, {{0, kBeforeWriting}}},
+               {4, {{0, kAfterWriting}}},
+               {4, {{1, kAtTheEnd}}},
+               {4, {{0, kAtTheEnd}}},
+               {4, {{0, kAtTheEnd}, {1, kAtTheEnd}, {2, kAtTheEnd}}}};
+  for (const auto& [ranks, kills, copy_every] : cases) {
+    SCOPED_TRACE(kills.empty() ? 0 : kills[0].rank * 1000 + kills[0].step);
     fs::remove(weights_file());
-    EXPECT_EQ(train(4, options(), kills), 0) << kills[0].rank << " at " << kills[0].step;
-    expect_undisturbed(4);
+    RunOptions run = options();
+    run.copy_every = copy_every;
+    EXPECT_EQ(train(ranks, run, kills), 0);
+    expect_undisturbed(ranks);
   }
-}
-
-TEST_F(Recovery, SeveralRanksOneAfterTheOther) {
-  RunOptions run = options();
-  EXPECT_EQ(train(4, run, {{2, 2}, {0, 3}, {3, 6}}), 0);
-  expect_undisturbed(4);
-}
-
-TEST_F(Recovery, BeforeTheFirstCopyEverybodyBeginsAgain) {
-  RunOptions run = options();
-  run.copy_every = 5;
-  EXPECT_EQ(train(2, run, {{0, 1}}), 0);
-  expect_undisturbed(2);
 }
 
 TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {

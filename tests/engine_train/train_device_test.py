@@ -51,7 +51,6 @@ def refused(folder):
         says("libcuda.so.1", "--device", "cuda", *ranks, environment={"LD_LIBRARY_PATH": ""})
         says("CUDA device 7", "--device", "cuda:7", *ranks, environment=CUDA)
     says("is not a device", "--device", "gpu")
-    says("--wire bf16", "--device", "cuda", "--ranks", 2, "--wire", "bf16", environment=CUDA)
 
 
 def main():

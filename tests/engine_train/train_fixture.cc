@@ -35,7 +35,7 @@ TrainerOptions tiny_options(int steps) {
   return options;
 }
 
-void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, int rank)>& body) {
+void run_ranks(int ranks, const std::function<void(Communicator*, int rank)>& body) {
   if (ranks == 1) return body(nullptr, 0);
   const ClusterKey key = ClusterKey::for_this_user().value();
   auto server = collectives::RendezvousServer::start(key, "", 0, static_cast<uint32_t>(ranks));
@@ -47,7 +47,7 @@ void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, 
       options.rank = rank;
       options.ranks = ranks;
       options.rendezvous = (*server)->address();
-      options.ordered = ordered;
+      options.ordered = true;
       options.background = true;
       options.calibrate = false;
       auto comm = Communicator::create(options);
@@ -59,20 +59,27 @@ void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, 
   for (std::thread& thread : threads) thread.join();
 }
 
+void run_steps(Trainer& trainer, int from, int to) {
+  for (int step = from; step < to; ++step) {
+    const auto report = trainer.step(step);
+    ASSERT_TRUE(report.ok()) << report.status();
+  }
+}
+
+std::vector<float> weights_of(Trainer& trainer) {
+  EXPECT_TRUE(trainer.finish().ok());
+  return {trainer.parameters(), trainer.parameters() + trainer.map().size};
+}
+
 std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& options, int steps,
-                                            bool ordered) {
+                                            const Corpus& corpus) {
   std::vector<std::vector<float>> weights(ranks);
-  run_ranks(ranks, ordered, [&](Communicator* comm, int rank) {
+  run_ranks(ranks, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
-    auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm);
+    auto trainer = Trainer::create(options, corpus, pool, comm);
     ASSERT_TRUE(trainer.ok()) << trainer.status();
-    for (int step = 0; step < steps; ++step) {
-      const auto report = (*trainer)->step(step);
-      ASSERT_TRUE(report.ok()) << report.status();
-    }
-    ASSERT_TRUE((*trainer)->finish().ok());
-    weights[rank].assign((*trainer)->parameters(),
-                         (*trainer)->parameters() + (*trainer)->map().size);
+    run_steps(**trainer, 0, steps);
+    weights[rank] = weights_of(**trainer);
   });
   return weights;
 }

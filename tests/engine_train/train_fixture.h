@@ -22,10 +22,14 @@ TrainerOptions tiny_options(int steps);
 
 // Runs `body` as rank 0 .. ranks - 1, each on a thread of its own with its communicator, which is
 // null if there is but one rank. Fails the test if they cannot meet.
-void run_ranks(int ranks, bool ordered, const std::function<void(Communicator*, int rank)>& body);
+void run_ranks(int ranks, const std::function<void(Communicator*, int rank)>& body);
 
-// Trains and returns the weights of every rank, without padding.
+// Steps `from` to `to`, without the last; and the weights then, without padding.
+void run_steps(Trainer& trainer, int from, int to);
+std::vector<float> weights_of(Trainer& trainer);
+
+// Trains in order and returns the weights of every rank, without padding.
 std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& options, int steps,
-                                            bool ordered = true);
+                                            const Corpus& corpus = TinyText::get().corpus);
 
 }  // namespace baton::engine::train

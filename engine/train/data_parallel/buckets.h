@@ -51,12 +51,6 @@ struct ShardState {
     for (const FlatRange& piece : pieces) sum += piece.size();
     return sum;
   }
-  float* weights() { return values.data(); }
-  float* first_moments() { return values.data() + owned(); }
-  float* second_moments() { return values.data() + 2 * owned(); }
-  const float* weights() const { return values.data(); }
-  const float* first_moments() const { return values.data() + owned(); }
-  const float* second_moments() const { return values.data() + 2 * owned(); }
 };
 
 }  // namespace baton::engine::train

@@ -107,24 +107,4 @@ void AdamW::update(size_t piece, int step, float norm, float divisor, float* par
   }
 }
 
-void AdamW::copy_moments(const FlatRange& range, float* first, float* second) const {
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (range.begin < pieces_[i].begin || range.end > pieces_[i].end) continue;
-    const size_t place = places_[i] + range.begin - pieces_[i].begin;
-    std::copy_n(first_.data() + place, range.size(), first);
-    std::copy_n(second_.data() + place, range.size(), second);
-  }
-}
-
-void AdamW::set_moments(const FlatRange& range, const float* first, const float* second) {
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    const size_t begin = std::max(range.begin, pieces_[i].begin);
-    const size_t end = std::min(range.end, pieces_[i].end);
-    if (begin >= end) continue;
-    const size_t place = places_[i] + begin - pieces_[i].begin;
-    std::copy_n(first + (begin - range.begin), end - begin, first_.data() + place);
-    std::copy_n(second + (begin - range.begin), end - begin, second_.data() + place);
-  }
-}
-
 }  // namespace baton::engine::train

@@ -1,6 +1,7 @@
 // AdamW with decoupled weight decay and clipping by the global norm (Loshchilov and Hutter, 2019).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -48,10 +49,8 @@ class AdamW {
   void update(size_t piece, int step, float norm, float divisor, float* parameters,
               const float* gradients);
 
-  // Copies the moments of `range`, which lies in one piece.
-  void copy_moments(const FlatRange& range, float* first, float* second) const;
-  // Sets those moments of `range` that are held here.
-  void set_moments(const FlatRange& range, const float* first, const float* second);
+  // First and second moments of the pieces, one behind the other.
+  std::array<float*, 2> moments() { return {first_.data(), second_.data()}; }
 
  private:
   const ParameterMap map_;

@@ -15,7 +15,35 @@ uint64_t blocks_of(uint64_t all, uint64_t each) { return (all + each - 1) / each
 
 }  // namespace
 
-absl::Status DevicePass::multiply(const GemmF32& product) {
+DevicePass::Factor DevicePass::transposed(const Factor& factor) {
+  const Layout& of = factor.layout;
+  return {factor.at, {of.columns, of.rows, of.column_step, of.row_step, of.outer, of.inner}};
+}
+
+absl::Status DevicePass::multiply(const Factor& a, const Factor& b, const Target& c,
+                                  const float* start, Causal causal) {
+  const bool of_heads = causal != Causal::kNone;
+  const GemmF32 product{.a = a.at,
+                        .b = b.at,
+                        .start = start,
+                        .c = c.at,
+                        .m = a.layout.rows,
+                        .n = b.layout.columns,
+                        .k = a.layout.columns,
+                        .a_row = a.layout.row_step,
+                        .a_k = a.layout.column_step,
+                        .b_k = b.layout.row_step,
+                        .b_column = b.layout.column_step,
+                        .ldc = c.layout.row_step,
+                        .outer = of_heads ? call_.sequences : 1,
+                        .inner = of_heads ? static_cast<uint32_t>(c_.num_kv_heads) : 1,
+                        .a_outer = a.layout.outer,
+                        .a_inner = a.layout.inner,
+                        .b_outer = b.layout.outer,
+                        .b_inner = b.layout.inner,
+                        .c_outer = c.layout.outer,
+                        .c_inner = c.layout.inner,
+                        .causal = causal};
   return gpu_.launcher().gemm_f32(product, gpudirect::kernels::gemm_f32_blocks(product),
                                   gpu_.stream());
 }
@@ -23,47 +51,21 @@ absl::Status DevicePass::multiply(const GemmF32& product) {
 absl::Status DevicePass::project(const float* x, const ParameterRange& range, const float* start,
                                  float* y) {
   const auto rows = static_cast<uint32_t>(range.rows), cols = static_cast<uint32_t>(range.cols);
-  return multiply({.a = x,
-                   .b = call_.parameters + range.offset,
-                   .start = start,
-                   .c = y,
-                   .m = call_.rows,
-                   .n = rows,
-                   .k = cols,
-                   .a_row = cols,
-                   .b_k = 1,
-                   .b_column = cols,
-                   .ldc = rows});
+  const Factor weight{call_.parameters + range.offset, {rows, cols}};
+  return multiply({x, {call_.rows, cols}}, transposed(weight), {y, {call_.rows, rows}}, start);
 }
 
 absl::Status DevicePass::project_back(const float* dy, const ParameterRange& range, float* dx) {
   const auto rows = static_cast<uint32_t>(range.rows), cols = static_cast<uint32_t>(range.cols);
-  return multiply({.a = dy,
-                   .b = call_.parameters + range.offset,
-                   .c = dx,
-                   .m = call_.rows,
-                   .n = cols,
-                   .k = rows,
-                   .a_row = rows,
-                   .b_k = cols,
-                   .b_column = 1,
-                   .ldc = cols});
+  const Factor weight{call_.parameters + range.offset, {rows, cols}};
+  return multiply({dy, {call_.rows, rows}}, weight, {dx, {call_.rows, cols}});
 }
 
 absl::Status DevicePass::weight_gradient(const float* dy, const float* x,
                                          const ParameterRange& range) {
   const auto rows = static_cast<uint32_t>(range.rows), cols = static_cast<uint32_t>(range.cols);
-  return multiply({.a = dy,
-                   .b = x,
-                   .c = call_.sums.gradients + range.offset,
-                   .m = rows,
-                   .n = cols,
-                   .k = call_.rows,
-                   .a_row = 1,
-                   .a_k = rows,
-                   .b_k = cols,
-                   .b_column = 1,
-                   .ldc = cols});
+  return multiply(transposed({dy, {call_.rows, rows}}), {x, {call_.rows, cols}},
+                  {call_.sums.gradients + range.offset, {rows, cols}});
 }
 
 absl::Status DevicePass::norm(const float* x, const ParameterRange& range, float* y,
@@ -124,147 +126,74 @@ absl::Status DevicePass::add(size_t begin, size_t end, const float* source, floa
   return gpu_.launcher().reduce_sum(sum, blocks_of(end - begin, 4 * kThreads), gpu_.stream());
 }
 
+DevicePass::Target DevicePass::in_qkv(float* qkv, uint32_t first, uint32_t heads) const {
+  const uint32_t n = call_.length;
+  return {qkv + first, {n, dim_, qkv_width_, 1, uint64_t{n} * qkv_width_, uint64_t{heads} * dim_}};
+}
+
+DevicePass::Target DevicePass::in_attended(float* attended, uint32_t g) const {
+  const uint32_t n = call_.length;
+  return {attended + g * dim_,
+          {n, dim_, q_width_, 1, uint64_t{n} * q_width_, uint64_t{group_} * dim_}};
+}
+
+DevicePass::Target DevicePass::in_weights(float* weights, uint32_t g) const {
+  const uint32_t n = call_.length;
+  const uint64_t square = uint64_t{n} * n;
+  return {weights + g * square,
+          {n, n, n, 1, static_cast<uint64_t>(c_.num_heads) * square, group_ * square}};
+}
+
 // Query heads that share a KV head are one product after another: their gradients add up in it.
 absl::Status DevicePass::attend(const Layer& layer) {
-  const auto heads = static_cast<uint32_t>(c_.num_heads);
-  const auto kv_heads = static_cast<uint32_t>(c_.num_kv_heads);
-  const auto dim = static_cast<uint32_t>(c_.head_dim);
-  const uint32_t group = heads / kv_heads, n = call_.length;
-  const uint64_t square = uint64_t{n} * n;
   absl::Status status;
-  for (uint32_t g = 0; g < group && status.ok(); ++g) {
-    status = multiply({.a = layer.qkv + g * dim,
-                       .b = layer.qkv + q_width_,
-                       .c = layer.weights + g * square,
-                       .m = n,
-                       .n = n,
-                       .k = dim,
-                       .a_row = qkv_width_,
-                       .b_k = 1,
-                       .b_column = qkv_width_,
-                       .ldc = n,
-                       .outer = call_.sequences,
-                       .inner = kv_heads,
-                       .a_outer = uint64_t{n} * qkv_width_,
-                       .a_inner = group * dim,
-                       .b_outer = uint64_t{n} * qkv_width_,
-                       .b_inner = dim,
-                       .c_outer = heads * square,
-                       .c_inner = group * square,
-                       .causal = Causal::kBelow});
+  for (uint32_t g = 0; g < group_ && status.ok(); ++g) {
+    status = multiply(query(layer.qkv, g), transposed(key(layer.qkv)), in_weights(layer.weights, g),
+                      nullptr, Causal::kBelow);
   }
   if (!status.ok()) return status;
+  const auto heads = static_cast<uint32_t>(c_.num_heads);
   status =
       gpu_.launcher().causal_softmax({.scores = layer.weights,
                                       .matrices = call_.sequences * heads,
-                                      .length = n,
+                                      .length = call_.length,
                                       .scaling = 1.0f / std::sqrt(static_cast<float>(c_.head_dim))},
                                      blocks_of(uint64_t{call_.rows} * heads, 16), gpu_.stream());
-  for (uint32_t g = 0; g < group && status.ok(); ++g) {
-    status = multiply({.a = layer.weights + g * square,
-                       .b = layer.qkv + q_width_ + kv_width_,
-                       .c = layer.attended + g * dim,
-                       .m = n,
-                       .n = dim,
-                       .k = n,
-                       .a_row = n,
-                       .b_k = qkv_width_,
-                       .b_column = 1,
-                       .ldc = q_width_,
-                       .outer = call_.sequences,
-                       .inner = kv_heads,
-                       .a_outer = heads * square,
-                       .a_inner = group * square,
-                       .b_outer = uint64_t{n} * qkv_width_,
-                       .b_inner = dim,
-                       .c_outer = uint64_t{n} * q_width_,
-                       .c_inner = group * dim,
-                       .causal = Causal::kUntil});
+  for (uint32_t g = 0; g < group_ && status.ok(); ++g) {
+    status = multiply(in_weights(layer.weights, g), value(layer.qkv),
+                      in_attended(layer.attended, g), nullptr, Causal::kUntil);
   }
   return status;
 }
 
 absl::Status DevicePass::attend_back(const Layer& layer) {
-  const auto heads = static_cast<uint32_t>(c_.num_heads);
-  const auto kv_heads = static_cast<uint32_t>(c_.num_kv_heads);
-  const auto dim = static_cast<uint32_t>(c_.head_dim);
-  const uint32_t group = heads / kv_heads, n = call_.length;
-  const uint64_t square = uint64_t{n} * n;
-  const uint64_t wide = uint64_t{n} * qkv_width_, narrow = uint64_t{n} * q_width_;
   const Scratch& s = scratch_;
   absl::Status status;
   // dP = dO V^T, then dS in its place.
-  for (uint32_t g = 0; g < group && status.ok(); ++g) {
-    status = multiply({.a = s.d_attended + g * dim,
-                       .b = layer.qkv + q_width_ + kv_width_,
-                       .c = s.d_weights + g * square,
-                       .m = n,
-                       .n = n,
-                       .k = dim,
-                       .a_row = q_width_,
-                       .b_k = 1,
-                       .b_column = qkv_width_,
-                       .ldc = n,
-                       .outer = call_.sequences,
-                       .inner = kv_heads,
-                       .a_outer = narrow,
-                       .a_inner = group * dim,
-                       .b_outer = wide,
-                       .b_inner = dim,
-                       .c_outer = heads * square,
-                       .c_inner = group * square,
-                       .causal = Causal::kBelow});
+  for (uint32_t g = 0; g < group_ && status.ok(); ++g) {
+    status = multiply(in_attended(s.d_attended, g), transposed(value(layer.qkv)),
+                      in_weights(s.d_weights, g), nullptr, Causal::kBelow);
   }
   if (!status.ok()) return status;
+  const auto heads = static_cast<uint32_t>(c_.num_heads);
   status = gpu_.launcher().causal_softmax_back(
       {.weights = layer.weights,
        .gradients = s.d_weights,
        .matrices = call_.sequences * heads,
-       .length = n,
+       .length = call_.length,
        .scaling = 1.0f / std::sqrt(static_cast<float>(c_.head_dim))},
       blocks_of(uint64_t{call_.rows} * heads, 16), gpu_.stream());
   // dQ = dS K; dV += P^T dO; dK += dS^T Q.
-  for (uint32_t g = 0; g < group && status.ok(); ++g) {
-    GemmF32 product{.a = s.d_weights + g * square,
-                    .b = layer.qkv + q_width_,
-                    .c = s.d_qkv + g * dim,
-                    .m = n,
-                    .n = dim,
-                    .k = n,
-                    .a_row = n,
-                    .a_k = 1,
-                    .b_k = qkv_width_,
-                    .b_column = 1,
-                    .ldc = qkv_width_,
-                    .outer = call_.sequences,
-                    .inner = kv_heads,
-                    .a_outer = heads * square,
-                    .a_inner = group * square,
-                    .b_outer = wide,
-                    .b_inner = dim,
-                    .c_outer = wide,
-                    .c_inner = group * dim,
-                    .causal = Causal::kUntil};
-    status = multiply(product);
-    product.a_row = 1;
-    product.a_k = n;
-    product.b_inner = group * dim;
-    product.c_inner = dim;
-    product.causal = Causal::kFrom;
-    product.a = layer.weights + g * square;
-    product.b = s.d_attended + g * dim;
-    product.b_k = q_width_;
-    product.b_outer = narrow;
-    product.c = s.d_qkv + q_width_ + kv_width_;
-    product.start = g == 0 ? nullptr : product.c;
-    if (status.ok()) status = multiply(product);
-    product.a = s.d_weights + g * square;
-    product.b = layer.qkv + g * dim;
-    product.b_k = qkv_width_;
-    product.b_outer = wide;
-    product.c = s.d_qkv + q_width_;
-    product.start = g == 0 ? nullptr : product.c;
-    if (status.ok()) status = multiply(product);
+  const Target d_key = key(s.d_qkv), d_value = value(s.d_qkv);
+  for (uint32_t g = 0; g < group_ && status.ok(); ++g) {
+    const Target d_scores = in_weights(s.d_weights, g);
+    status = multiply(d_scores, key(layer.qkv), query(s.d_qkv, g), nullptr, Causal::kUntil);
+    if (!status.ok()) return status;
+    status = multiply(transposed(in_weights(layer.weights, g)), in_attended(s.d_attended, g),
+                      d_value, g == 0 ? nullptr : d_value.at, Causal::kFrom);
+    if (!status.ok()) return status;
+    status = multiply(transposed(d_scores), query(layer.qkv, g), d_key, g == 0 ? nullptr : d_key.at,
+                      Causal::kFrom);
   }
   return status;
 }

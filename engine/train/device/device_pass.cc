@@ -30,6 +30,8 @@ DevicePass::DevicePass(device::Gpu& gpu, const ParameterMap& map, int max_tokens
       max_length_(static_cast<size_t>(max_length)),
       d_(static_cast<uint32_t>(c_.hidden_size)),
       f_(static_cast<uint32_t>(c_.intermediate_size)),
+      dim_(static_cast<uint32_t>(c_.head_dim)),
+      group_(static_cast<uint32_t>(c_.num_heads / c_.num_kv_heads)),
       q_width_(static_cast<uint32_t>(c_.num_heads * c_.head_dim)),
       kv_width_(static_cast<uint32_t>(c_.num_kv_heads * c_.head_dim)),
       qkv_width_(q_width_ + 2 * kv_width_) {}
@@ -166,7 +168,6 @@ absl::Status DevicePass::finish_range(size_t end) {
   const GradientSums& sums = call_.sums;
   absl::Status status;
   if (sums.sum != sums.gradients) status = add(begin, end, sums.gradients, sums.sum);
-  if (status.ok() && sums.total != nullptr) status = add(begin, end, sums.sum, sums.total);
   if (!status.ok()) return status;
   finals_.push_back({end, finals_.size()});
   return gpu_.device().check(

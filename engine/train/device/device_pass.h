@@ -80,6 +80,27 @@ class DevicePass {
     uint32_t rows = 0;
   };
 
+  // Element (i, j) is at[i * row_step + j * column_step]. Attention has a matrix for each sequence
+  // and KV head, `outer` and `inner` elements from one to the next.
+  struct Layout {
+    uint32_t rows = 0;
+    uint32_t columns = 0;
+    uint32_t row_step = columns;
+    uint32_t column_step = 1;
+    uint64_t outer = 0;
+    uint64_t inner = 0;
+  };
+  struct Factor {
+    const float* at = nullptr;
+    Layout layout;
+  };
+  struct Target {
+    float* at = nullptr;
+    Layout layout;
+    operator Factor() const { return {at, layout}; }
+  };
+  static Factor transposed(const Factor& factor);
+
   DevicePass(device::Gpu& gpu, const ParameterMap& map, int max_tokens, int max_length);
   absl::Status start();
   void place(device::Carver& carver);
@@ -106,14 +127,26 @@ class DevicePass {
   absl::Status norm_back(const float* x, const ParameterRange& range, const float* factors,
                          bool fresh);
   absl::Status rotate(float* qkv, float direction);
-  absl::Status multiply(const gpudirect::kernels::GemmF32& product);
+  // c = start + a b, and without `start` c = a b. A causal product is one of each sequence and
+  // head.
+  absl::Status multiply(const Factor& a, const Factor& b, const Target& c,
+                        const float* start = nullptr,
+                        gpudirect::kernels::Causal causal = gpudirect::kernels::Causal::kNone);
+  // The matrices of attention [length][...]: number g of the query heads of each KV head, and the
+  // KV heads' own.
+  Target in_qkv(float* qkv, uint32_t first, uint32_t heads) const;
+  Target query(float* qkv, uint32_t g) const { return in_qkv(qkv, g * dim_, group_); }
+  Target key(float* qkv) const { return in_qkv(qkv, q_width_, 1); }
+  Target value(float* qkv) const { return in_qkv(qkv, q_width_ + kv_width_, 1); }
+  Target in_attended(float* attended, uint32_t g) const;
+  Target in_weights(float* weights, uint32_t g) const;
   absl::Status add(size_t begin, size_t end, const float* source, float* target);
 
   device::Gpu& gpu_;
   const ParameterMap& map_;
   const ModelConfig& c_;
   const size_t max_tokens_, max_length_;
-  const uint32_t d_, f_, q_width_, kv_width_, qkv_width_;
+  const uint32_t d_, f_, dim_, group_, q_width_, kv_width_, qkv_width_;
   std::unique_ptr<gpudirect::DeviceSlab> memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_losses_;  // [2][tokens]: sums, margins

@@ -184,31 +184,6 @@ absl::Status DeviceRunner::update(size_t piece, int step, float norm, float divi
   return status;
 }
 
-absl::Status DeviceRunner::copy_moments(const FlatRange& range, float* first, float* second) {
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (range.begin < pieces_[i].begin || range.end > pieces_[i].end) continue;
-    const size_t place = places_[i] + range.begin - pieces_[i].begin;
-    absl::Status status = read(first, first_.data() + place, range.size());
-    if (status.ok()) status = read(second, second_.data() + place, range.size());
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DeviceRunner::set_moments(const FlatRange& range, const float* first,
-                                       const float* second) {
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    const size_t begin = std::max(range.begin, pieces_[i].begin);
-    const size_t end = std::min(range.end, pieces_[i].end);
-    if (begin >= end) continue;
-    const size_t place = places_[i] + begin - pieces_[i].begin, from = begin - range.begin;
-    absl::Status status = write(first_.data() + place, first + from, end - begin);
-    if (status.ok()) status = write(second_.data() + place, second + from, end - begin);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
 namespace {
 
 absl::StatusOr<std::unique_ptr<device::Gpu>> open_gpu(const TrainDevice& device, int local_rank) {

@@ -39,9 +39,7 @@ class DeviceRunner final : public TrainRunner {
   absl::Status update(size_t piece, int step, float norm, float divisor, float* parameters,
                       const float* gradients) override;
   absl::Status wait() override { return gpu_->wait(); }
-  absl::Status copy_moments(const FlatRange& range, float* first, float* second) override;
-  absl::Status set_moments(const FlatRange& range, const float* first,
-                           const float* second) override;
+  std::array<float*, 2> moments() override { return {first_.data(), second_.data()}; }
 
  private:
   DeviceRunner(std::unique_ptr<device::Gpu> gpu, const RunnerNeeds& needs);

@@ -50,7 +50,6 @@ absl::StatusOr<float> CpuRunner::loss_and_gradients(const float* parameters,
                                                     const ParametersNeeded& needed) {
   const auto written = [&](size_t begin, size_t end) {
     if (sums.sum != sums.gradients) add(pool_, begin, end, sums.gradients, sums.sum);
-    if (sums.total != nullptr) add(pool_, begin, end, sums.sum, sums.total);
     if (ready) ready(begin, end);
   };
   return backprop_.loss_and_gradients(parameters, tokens, sequences, length, sums.gradients,
@@ -70,17 +69,6 @@ absl::Status CpuRunner::sum_squares(size_t piece, const float* gradients, float 
 absl::Status CpuRunner::update(size_t piece, int step, float norm, float divisor, float* parameters,
                                const float* gradients) {
   optimizer_.update(piece, step, norm, divisor, parameters, gradients);
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::copy_moments(const FlatRange& range, float* first, float* second) {
-  optimizer_.copy_moments(range, first, second);
-  return absl::OkStatus();
-}
-
-absl::Status CpuRunner::set_moments(const FlatRange& range, const float* first,
-                                    const float* second) {
-  optimizer_.set_moments(range, first, second);
   return absl::OkStatus();
 }
 

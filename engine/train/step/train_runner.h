@@ -4,6 +4,7 @@
 // Every runner gives the CPU's bits, so that ranks on devices and on CPUs may train one model.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,7 +28,6 @@ namespace baton::engine::train {
 struct GradientSums {
   float* gradients = nullptr;  // is written, not added to
   float* sum = nullptr;        // += gradients, unless it is that array
-  float* total = nullptr;      // += sum; null: not yet
 };
 
 // Not thread-safe: of one trainer. Arrays are memory of where the runner computes: of a device,
@@ -63,10 +63,8 @@ class TrainRunner {
   virtual absl::Status update(size_t piece, int step, float norm, float divisor, float* parameters,
                               const float* gradients) = 0;
   virtual absl::Status wait() = 0;
-  // Moments to and from the host's memory.
-  virtual absl::Status copy_moments(const FlatRange& range, float* first, float* second) = 0;
-  virtual absl::Status set_moments(const FlatRange& range, const float* first,
-                                   const float* second) = 0;
+  // First and second moments of the pieces, one behind the other, where the runner computes.
+  virtual std::array<float*, 2> moments() = 0;
 };
 
 // The objects and sizes that a runner needs.
@@ -105,9 +103,7 @@ class CpuRunner final : public TrainRunner {
   absl::Status update(size_t piece, int step, float norm, float divisor, float* parameters,
                       const float* gradients) override;
   absl::Status wait() override { return absl::OkStatus(); }
-  absl::Status copy_moments(const FlatRange& range, float* first, float* second) override;
-  absl::Status set_moments(const FlatRange& range, const float* first,
-                           const float* second) override;
+  std::array<float*, 2> moments() override { return optimizer_.moments(); }
 
  private:
   ComputePool& pool_;
