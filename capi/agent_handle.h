@@ -41,13 +41,14 @@ enum class About : uint8_t { kOther, kTransfer, kMaking };
 int32_t result_of(const absl::Status& status, baton_error* error, About about = About::kOther);
 int32_t invalid(const char* what, baton_error* error);
 // A copy for the caller. No memory: ResourceExhausted.
-int32_t give(std::string_view text, baton_bytes* out, baton_error* error);
+absl::Status give(std::string_view text, baton_bytes* out);
+absl::Status give_made(const absl::StatusOr<std::string>& text, baton_bytes* out);
 // Several, all or none; those whose place is NULL are not wanted.
 struct Gift {
   std::string_view text;
   baton_bytes* out;
 };
-int32_t give_all(std::initializer_list<Gift> gifts, baton_error* error);
+absl::Status give_all(std::initializer_list<Gift> gifts);
 
 // A struct of the caller's that begins with its size: filled as far as the caller knows it.
 template <typename T>
@@ -98,16 +99,28 @@ class Making {
   sigset_t before_;
 };
 
+// A body returns a status, or the number of a result.
+inline int32_t result_of(int32_t result, baton_error*) { return result; }
+
 // Nothing that the library throws gets out: C has no use for it.
 template <typename Body>
 int32_t caught(baton_error* error, Body&& body) {
   try {
-    return body();
+    return result_of(body(), error);
   } catch (const std::bad_alloc&) {
     return result_of(absl::ResourceExhaustedError("no memory is left"), error);
   } catch (...) {
     return result_of(absl::UnknownError("an unexpected exception was thrown"), error);
   }
+}
+
+// body(), of a handle that this process has made. The texts: what is wrong where it has not.
+template <typename Handle, typename Body>
+int32_t with_own(const Handle* handle, const char* missing, const char* forked, baton_error* error,
+                 Body&& body) {
+  if (handle == nullptr) return invalid(missing, error);
+  if (handle->made_here.elsewhere()) return invalid(forked, error);
+  return caught(error, body);
 }
 
 template <typename Body>
@@ -167,11 +180,13 @@ inline int32_t no_such_op(baton_error* error) {
 }
 // The number of what `make` makes. Nothing is made that no caller could give back.
 template <typename Make>
-int32_t give_id(Make&& make, uint64_t* out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the number", error);
+absl::Status give_id(Make&& make, uint64_t* out) {
+  if (out == nullptr) {
+    return absl::InvalidArgumentError("out is NULL: pass the address for the number");
+  }
   const auto id = make();
   *out = id.ok() ? id->value : 0;
-  return result_of(id.status(), error);
+  return id.status();
 }
 inline Time timeout_of(int64_t nanoseconds) {
   return nanoseconds < 0 ? kNever : Time(std::chrono::nanoseconds(nanoseconds));

@@ -7,29 +7,16 @@
 #include "transport/base/limits/memory_left.h"
 #include "transport/base/limits/refusals.h"
 
-using baton::capi::About;
-using baton::capi::caught;
-using baton::capi::descriptors;
-using baton::capi::give;
-using baton::capi::give_all;
-using baton::capi::give_nothing;
-using baton::capi::guarded;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::kind;
-using baton::capi::missing;
-using baton::capi::result_of;
-using baton::capi::usable;
-using baton::capi::view;
+using namespace baton::capi;
 
 namespace {
 
 absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_options& from) {
   baton::kvtransfer::AgentOptions out;
   out.name = view(from.name);
-  absl::StatusOr<baton::WorkerOptions> worker = baton::capi::worker_options(
-      {from.providers, from.require, from.key_file, from.listen_host, from.listen_port,
-       from.max_transfers, from.settings, from.advertise});
+  absl::StatusOr<baton::WorkerOptions> worker =
+      worker_options({from.providers, from.require, from.key_file, from.listen_host,
+                      from.listen_port, from.max_transfers, from.settings, from.advertise});
   if (!worker.ok()) return worker.status();
   out.worker = *std::move(worker);
   out.progress_thread = from.progress_thread != 0;
@@ -42,8 +29,8 @@ absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_opt
 }
 
 // The oldest message, one at a time: others may wait for the next one.
-int32_t give_message(baton_agent* agent, baton::Time timeout, const absl::Status& none,
-                     baton_bytes* from, baton_bytes* message, baton_error* error) {
+absl::Status give_message(baton_agent* agent, baton::Time timeout, const absl::Status& none,
+                          baton_bytes* from, baton_bytes* message) {
   std::optional<baton::kvtransfer::AgentMessage> next;
   {
     std::lock_guard lock(agent->mutex);
@@ -54,15 +41,15 @@ int32_t give_message(baton_agent* agent, baton::Time timeout, const absl::Status
   }
   if (!next) {
     auto came = agent->agent->wait_messages(timeout, 1);
-    if (came.empty()) return result_of(none, error);
+    if (came.empty()) return none;
     next = std::move(came.front());
   }
-  const int32_t result = give_all({{next->agent, from}, {next->payload, message}}, error);
-  if (result != BATON_OK) {
+  absl::Status status = give_all({{next->agent, from}, {next->payload, message}});
+  if (!status.ok()) {
     std::lock_guard lock(agent->mutex);
     agent->inbox.push_front(*std::move(next));
   }
-  return result;
+  return status;
 }
 
 }  // namespace
@@ -98,7 +85,7 @@ void baton_agent_options_init(baton_agent_options* options, size_t size) {
   baton_agent_options defaults{};
   defaults.progress_thread = 1;
   options->size = size;
-  baton::capi::write_sized(defaults, options);
+  write_sized(defaults, options);
 }
 
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
@@ -107,11 +94,11 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
   *agent = nullptr;
   baton_agent_options all;
   baton_agent_options_init(&all, sizeof all);
-  if (!baton::capi::read_sized(options, all)) {
+  if (!read_sized(options, all)) {
     return invalid("options: fill them in with baton_agent_options_init()", error);
   }
   return caught(error, [&] {
-    const baton::capi::Making making;
+    const Making making;
     auto wanted = options_of(all);
     if (!wanted.ok()) return result_of(wanted.status(), error, About::kMaking);
     auto made = baton::kvtransfer::Agent::create(*std::move(wanted));
@@ -164,7 +151,7 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
     out.peers_up = now.worker.peers_up;
     out.peers_lost = now.worker.peers_lost;
     out.messages_lost = now.messages_lost;
-    if (!baton::capi::write_sized(out, stats)) {
+    if (!write_sized(out, stats)) {
       return invalid("stats: set its size to sizeof(baton_agent_stats)", error);
     }
     return result_of(absl::OkStatus(), error);
@@ -172,16 +159,14 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
 }
 
 int32_t baton_memory_supported(int32_t memory, baton_error* error) {
-  return caught(
-      error, [&] { return result_of(baton::kvtransfer::memory_supported(kind(memory)), error); });
+  return caught(error, [&] { return baton::kvtransfer::memory_supported(kind(memory)); });
 }
 
 int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,
                              size_t count, baton_error* error) {
   if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
-    return result_of(agent->agent->register_memory(descriptors(ranges, count), kind(memory)),
-                     error);
+    return agent->agent->register_memory(descriptors(ranges, count), kind(memory));
   });
 }
 
@@ -189,8 +174,7 @@ int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_d
                                size_t count, baton_error* error) {
   if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
-    return result_of(agent->agent->deregister_memory(descriptors(ranges, count), kind(memory)),
-                     error);
+    return agent->agent->deregister_memory(descriptors(ranges, count), kind(memory));
   });
 }
 
@@ -198,7 +182,7 @@ int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* 
                                     uint64_t offset, baton_error* error) {
   if (range == nullptr) return invalid("range is NULL: pass where the memory is mapped", error);
   return guarded(agent, error, [&] {
-    return result_of(agent->agent->register_mapped(descriptors(range, 1)[0], fd, offset), error);
+    return agent->agent->register_mapped(descriptors(range, 1)[0], fd, offset);
   });
 }
 
@@ -207,19 +191,16 @@ int32_t baton_memory_file(uint64_t bytes, int* fd, baton_error* error) {
   *fd = -1;
   return caught(error, [&] {
     const absl::Status fits = baton::base::memory_fits("memory", bytes);
-    if (!fits.ok()) return result_of(fits, error);
+    if (!fits.ok()) return fits;
     auto file = baton::base::make_memory_file("baton-agent", bytes);
     if (file.ok()) *fd = file->release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
 int32_t baton_agent_metadata(const baton_agent* agent, baton_bytes* out, baton_error* error) {
   give_nothing(out);
-  return guarded(agent, error, [&] {
-    const auto bytes = agent->agent->metadata();
-    return bytes.ok() ? give(*bytes, out, error) : result_of(bytes.status(), error);
-  });
+  return guarded(agent, error, [&] { return give_made(agent->agent->metadata(), out); });
 }
 
 int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
@@ -228,9 +209,9 @@ int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
   give_nothing(out);
   if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
-    const auto bytes =
-        agent->agent->partial_metadata(descriptors(ranges, count), with_address != 0, kind(memory));
-    return bytes.ok() ? give(*bytes, out, error) : result_of(bytes.status(), error);
+    return give_made(
+        agent->agent->partial_metadata(descriptors(ranges, count), with_address != 0, kind(memory)),
+        out);
   });
 }
 
@@ -238,16 +219,14 @@ int32_t baton_agent_add_remote(baton_agent* agent, const void* metadata, size_t 
                                baton_bytes* name, baton_error* error) {
   give_nothing(name);
   if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
-  return guarded(agent, error, [&] {
-    const auto added = agent->agent->add_remote(view(metadata, size));
-    return added.ok() ? give(*added, name, error) : result_of(added.status(), error);
-  });
+  return guarded(agent, error,
+                 [&] { return give_made(agent->agent->add_remote(view(metadata, size)), name); });
 }
 
 int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_error* error) {
   return guarded(agent, error, [&] {
     agent->agent->remove_remote(view(remote));
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -265,90 +244,79 @@ int32_t baton_agent_wait_remote(baton_agent* agent, const char* remote, int32_t 
                                 baton_error* error) {
   if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
-    return result_of(agent->agent->wait_remote(view(remote), descriptors(ranges, count),
-                                               baton::capi::timeout_of(timeout), kind(memory)),
-                     error);
+    return agent->agent->wait_remote(view(remote), descriptors(ranges, count), timeout_of(timeout),
+                                     kind(memory));
   });
 }
 
 int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                    baton_error* error) {
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->fetch_metadata(view(remote), view(host_port)), error);
-  });
+  return guarded(agent, error,
+                 [&] { return agent->agent->fetch_metadata(view(remote), view(host_port)); });
 }
 
 int32_t baton_agent_ask_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                  baton_error* error) {
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->ask_metadata(view(remote), view(host_port)), error);
-  });
+  return guarded(agent, error,
+                 [&] { return agent->agent->ask_metadata(view(remote), view(host_port)); });
 }
 
 int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, const void* metadata,
                                   size_t size, baton_error* error) {
   if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
   return guarded(agent, error, [&] {
-    return result_of(agent->agent->send_metadata(view(host_port), view(metadata, size)), error);
+    return agent->agent->send_metadata(view(host_port), view(metadata, size));
   });
 }
 
 int32_t baton_agent_invalidate_metadata(baton_agent* agent, const char* host_port,
                                         baton_error* error) {
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->invalidate_metadata(view(host_port)), error);
-  });
+  return guarded(agent, error, [&] { return agent->agent->invalidate_metadata(view(host_port)); });
 }
 
 int32_t baton_agent_publish_metadata(baton_agent* agent, const void* metadata, size_t size,
                                      const char* label, baton_error* error) {
   if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->publish_metadata(view(metadata, size), view(label)), error);
-  });
+  return guarded(agent, error,
+                 [&] { return agent->agent->publish_metadata(view(metadata, size), view(label)); });
 }
 
 int32_t baton_agent_follow_metadata(baton_agent* agent, const char* remote, const char* label,
                                     baton_error* error) {
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->follow_metadata(view(remote), view(label)), error);
-  });
+  return guarded(agent, error,
+                 [&] { return agent->agent->follow_metadata(view(remote), view(label)); });
 }
 
 int32_t baton_agent_withdraw_metadata(baton_agent* agent, baton_error* error) {
-  return guarded(agent, error, [&] { return result_of(agent->agent->withdraw_metadata(), error); });
+  return guarded(agent, error, [&] { return agent->agent->withdraw_metadata(); });
 }
 
 int32_t baton_agent_metadata_state(const baton_agent* agent, const char* name, baton_error* error) {
-  return guarded(agent, error,
-                 [&] { return result_of(agent->agent->metadata_state(view(name)), error); });
+  return guarded(agent, error, [&] { return agent->agent->metadata_state(view(name)); });
 }
 
 int32_t baton_agent_connect(baton_agent* agent, const char* remote, baton_error* error) {
-  return guarded(agent, error,
-                 [&] { return result_of(agent->agent->connect(view(remote)), error); });
+  return guarded(agent, error, [&] { return agent->agent->connect(view(remote)); });
 }
 
 int32_t baton_agent_explain(const baton_agent* agent, const char* remote, baton_bytes* out,
                             baton_error* error) {
   give_nothing(out);
-  return guarded(agent, error,
-                 [&] { return give(agent->agent->explain(view(remote)), out, error); });
+  return guarded(agent, error, [&] { return give(agent->agent->explain(view(remote)), out); });
 }
 
 int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
                      baton_error* error) {
   if (is_missing(message, size)) return missing(error);
-  return guarded(agent, error, [&] {
-    return result_of(agent->agent->notify(view(remote), view(message, size)), error);
-  });
+  return guarded(agent, error,
+                 [&] { return agent->agent->notify(view(remote), view(message, size)); });
 }
 
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error) {
   give_nothing(from, message);
   return guarded(agent, error, [&] {
-    return give_message(agent, {}, absl::NotFoundError("no message"), from, message, error);
+    return give_message(agent, {}, absl::NotFoundError("no message"), from, message);
   });
 }
 
@@ -356,9 +324,8 @@ int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* fro
                            baton_bytes* message, baton_error* error) {
   give_nothing(from, message);
   return guarded(agent, error, [&] {
-    return give_message(agent, baton::capi::timeout_of(timeout),
-                        absl::DeadlineExceededError("no message came in that time"), from, message,
-                        error);
+    return give_message(agent, timeout_of(timeout),
+                        absl::DeadlineExceededError("no message came in that time"), from, message);
   });
 }
 
@@ -370,13 +337,12 @@ int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes
     if (agent->lost.empty()) {
       for (auto& next : agent->agent->lost_messages()) agent->lost.push_back(std::move(next));
     }
-    if (agent->lost.empty()) return result_of(absl::NotFoundError("no message was lost"), error);
+    if (agent->lost.empty()) return absl::NotFoundError("no message was lost");
     const baton::kvtransfer::AgentLostMessage& next = agent->lost.front();
     const std::string reason(next.why.message());
-    const int32_t result =
-        give_all({{next.agent, to}, {next.payload, message}, {reason, why}}, error);
-    if (result == BATON_OK) agent->lost.pop_front();
-    return result;
+    absl::Status status = give_all({{next.agent, to}, {next.payload, message}, {reason, why}});
+    if (status.ok()) agent->lost.pop_front();
+    return status;
   });
 }
 

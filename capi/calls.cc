@@ -11,13 +11,7 @@ using baton::Communicator;
 using baton::DataType;
 using baton::ReduceOp;
 using baton::Work;
-using baton::capi::ended;
-using baton::capi::give_nothing;
-using baton::capi::invalid;
-using baton::capi::kSequenceBits;
-using baton::capi::number_of;
-using baton::capi::result_of;
-using baton::capi::with;
+using namespace baton::capi;
 
 namespace {
 
@@ -26,10 +20,9 @@ std::optional<Work> work_of(const baton_comm& handle, baton_work work) {
   if (number_of(handle, Work{sequence}) != work) return std::nullopt;
   return Work{sequence};
 }
-int32_t foreign(baton_work work, baton_error* error) {
-  return result_of(absl::NotFoundError(absl::StrFormat(
-                       "%d is no work of this communicator: baton_comm_start() gives them", work)),
-                   error);
+absl::Status foreign(baton_work work) {
+  return absl::NotFoundError(
+      absl::StrFormat("%d is no work of this communicator: baton_comm_start() gives them", work));
 }
 
 absl::StatusOr<Work> no_group(baton_work group) {
@@ -81,8 +74,7 @@ absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
                                       call.out, list(call.out_counts), list(call.out_offsets), type,
                                       options);
     default:
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "kind %d is not one that this library knows: see baton_call_kind", call.kind));
+      return no_such_kind(call.kind);
   }
 }
 
@@ -155,10 +147,9 @@ int32_t baton::capi::start_call(const baton_comm& comm, const Starting& starting
   return result_of(ended(started.status()), error);
 }
 
-int32_t baton::capi::no_such_kind(int32_t kind, baton_error* error) {
-  return result_of(absl::InvalidArgumentError(absl::StrFormat(
-                       "kind %d is not one that this library knows: see baton_call_kind", kind)),
-                   error);
+absl::Status baton::capi::no_such_kind(int32_t kind) {
+  return absl::InvalidArgumentError(
+      absl::StrFormat("kind %d is not one that this library knows: see baton_call_kind", kind));
 }
 
 extern "C" {
@@ -167,13 +158,13 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
                          baton_error* error) {
   give_nothing(work);
   baton_call all = BATON_CALL_INIT;
-  if (!baton::capi::read_sized(call, all)) {
+  if (!read_sized(call, all)) {
     return invalid("call: set it to BATON_CALL_INIT first", error);
   }
-  if (!baton::capi::collective_of(all.kind)) return baton::capi::no_such_kind(all.kind, error);
+  if (!collective_of(all.kind)) return result_of(no_such_kind(all.kind), error);
   return with(comm, error, [&](Communicator& group) {
-    const baton::capi::Starting starting{all.timeout, all.flags, all.on_end, all.context};
-    return baton::capi::start_call(*comm, starting, work, error, [&](const CallOptions& common) {
+    const Starting starting{all.timeout, all.flags, all.on_end, all.context};
+    return start_call(*comm, starting, work, error, [&](const CallOptions& common) {
       CallOptions options = common;
       if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
         options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
@@ -195,11 +186,11 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
 int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, baton_error* error) {
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
-    if (!known) return foreign(work, error);
-    const absl::Status result = group.wait(*known, baton::capi::timeout_of(timeout));
+    if (!known) return foreign(work);
+    const absl::Status result = group.wait(*known, timeout_of(timeout));
     const bool runs =
         absl::IsDeadlineExceeded(result) && absl::StrContains(result.message(), "still runs");
-    return result_of(runs ? result : ended(result), error);
+    return runs ? result : ended(result);
   });
 }
 
@@ -209,14 +200,14 @@ int32_t baton_comm_group_begin(baton_comm* comm, baton_work* group, baton_error*
   return with(comm, error, [&](Communicator& of) {
     const auto begun = of.group_begin();
     if (begun.ok()) *group = number_of(*comm, *begun);
-    return result_of(ended(begun.status()), error);
+    return ended(begun.status());
   });
 }
 
 int32_t baton_comm_group_end(baton_comm* comm, baton_work group, baton_error* error) {
   return with(comm, error, [&](Communicator& of) {
     const auto known = work_of(*comm, group);
-    return result_of(known ? of.group_end(*known) : no_group(group).status(), error);
+    return known ? of.group_end(*known) : no_group(group).status();
   });
 }
 
@@ -225,15 +216,15 @@ int32_t baton_work_hold(baton_comm* comm, baton_work work, const baton_stream* s
   if (stream == nullptr) return invalid("stream is NULL: pass what the device's stream is", error);
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
-    if (!known) return foreign(work, error);
-    return result_of(ended(group.hold(*known, {stream->device, stream->handle})), error);
+    if (!known) return foreign(work);
+    return ended(group.hold(*known, {stream->device, stream->handle}));
   });
 }
 
 int32_t baton_work_test(baton_comm* comm, baton_work work, baton_error* error) {
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
-    if (!known) return foreign(work, error);
+    if (!known) return result_of(foreign(work), error);
     const auto result = group.test(*known);
     return result ? result_of(ended(*result), error) : int32_t{BATON_IN_PROGRESS};
   });
@@ -245,14 +236,13 @@ int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank
   *rank = -1;
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
-    if (!known) return foreign(work, error);
+    if (!known) return foreign(work);
     *rank = group.source_of(*known);
-    return *rank >= 0 ? result_of(absl::OkStatus(), error)
-                      : result_of(absl::NotFoundError(absl::StrFormat(
-                                      "work %d has no source: it is no receive, has not ended well "
-                                      "yet, or more than 1,024 calls came after it",
-                                      work)),
-                                  error);
+    if (*rank >= 0) return absl::OkStatus();
+    return absl::NotFoundError(
+        absl::StrFormat("work %d has no source: it is no receive, has not ended well yet, or more "
+                        "than 1,024 calls came after it",
+                        work));
   });
 }
 

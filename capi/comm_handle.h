@@ -40,29 +40,19 @@ inline absl::Status ended(const absl::Status& status) {
 // body(endpoint)
 template <typename Body>
 int32_t with(const baton_endpoint* handle, baton_error* error, Body&& body) {
-  if (handle == nullptr) {
-    return invalid("endpoint is NULL: pass what baton_endpoint_open() made", error);
-  }
-  if (handle->made_here.elsewhere()) {
-    return invalid(
-        "the endpoint belongs to the process that this one was forked from: open another one",
-        error);
-  }
-  return caught(error, [&] { return body(*handle->endpoint); });
+  return with_own(
+      handle, "endpoint is NULL: pass what baton_endpoint_open() made",
+      "the endpoint belongs to the process that this one was forked from: open another one", error,
+      [&] { return body(*handle->endpoint); });
 }
 
 // body(communicator)
 template <typename Body>
 int32_t with(const baton_comm* handle, baton_error* error, Body&& body) {
-  if (handle == nullptr) {
-    return invalid("comm is NULL: pass what baton_comm_meet() or baton_comm_create() made", error);
-  }
-  if (handle->made_here.elsewhere()) {
-    return invalid(
-        "the communicator belongs to the process that this one was forked from: make another one",
-        error);
-  }
-  return caught(error, [&] { return body(*handle->comm); });
+  return with_own(
+      handle, "comm is NULL: pass what baton_comm_meet() or baton_comm_create() made",
+      "the communicator belongs to the process that this one was forked from: make another one",
+      error, [&] { return body(*handle->comm); });
 }
 
 // A work's number: its communicator's above, its own below, so that no two calls of this process
@@ -86,6 +76,6 @@ int32_t start_call(const baton_comm& comm, const Starting& starting, baton_work*
 
 // The collective of a baton_call_kind; nothing if the kind is not a collective.
 std::optional<Collective> collective_of(int32_t kind);
-int32_t no_such_kind(int32_t kind, baton_error* error);
+absl::Status no_such_kind(int32_t kind);
 
 }  // namespace baton::capi

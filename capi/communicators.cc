@@ -10,20 +10,7 @@
 #include "capi/worker_options.h"
 #include "collectives/launch.h"
 
-using baton::capi::About;
-using baton::capi::caught;
-using baton::capi::ended;
-using baton::capi::give;
-using baton::capi::give_nothing;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::missing;
-using baton::capi::number_of;
-using baton::capi::read_sized;
-using baton::capi::result_of;
-using baton::capi::view;
-using baton::capi::with;
-using baton::capi::write_sized;
+using namespace baton::capi;
 using baton::collectives::RendezvousServer;
 
 struct baton_rendezvous {
@@ -50,7 +37,7 @@ absl::StatusOr<baton::ClusterKey> key_of(const char* file) {
 
 // A number that C leaves at 0 for the default.
 void set_time(int64_t nanoseconds, baton::Time& out) {
-  if (nanoseconds != 0) out = baton::capi::timeout_of(nanoseconds);
+  if (nanoseconds != 0) out = timeout_of(nanoseconds);
 }
 
 uint64_t next_serial() {
@@ -112,7 +99,7 @@ int32_t make_group(const baton_comm_options* options, baton_comm** out, baton_er
   *out = nullptr;
   baton_comm_options from;
   if (!read_options(options, from)) return invalid(kFillIn, error);
-  const baton::capi::Making making;
+  const Making making;
   baton::GroupOptions wanted;
   wanted.uuid = from.uuid;
   if (from.name != nullptr) wanted.name = from.name;
@@ -178,11 +165,10 @@ int32_t baton_endpoint_open(const baton_endpoint_options* options, baton_endpoin
     return invalid("options: fill them in with baton_endpoint_options_init()", error);
   }
   return caught(error, [&] {
-    auto worker =
-        baton::capi::worker_options({all.providers, all.require, all.key_file, all.listen_host,
-                                     all.listen_port, 0, all.settings, all.advertise});
+    auto worker = worker_options({all.providers, all.require, all.key_file, all.listen_host,
+                                  all.listen_port, 0, all.settings, all.advertise});
     if (!worker.ok()) return result_of(worker.status(), error, About::kMaking);
-    const baton::capi::Making making;
+    const Making making;
     auto handle = std::make_unique<baton_endpoint>();
     handle->key = worker->key;
     baton::EndpointOptions wanted;
@@ -205,7 +191,7 @@ int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
   *out = {};
   return with(endpoint, error, [&](baton::Endpoint& real) {
     put(real.handle(), *out);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -240,15 +226,14 @@ int32_t baton_endpoint_free(baton_endpoint* endpoint, void* data, baton_error* e
     std::lock_guard lock(endpoint->mutex);
     const auto found = endpoint->buffers.find(data);
     if (found == endpoint->buffers.end()) {
-      return result_of(absl::NotFoundError(absl::StrFormat(
-                           "%p is no memory of this endpoint: pass what baton_endpoint_allocate() "
-                           "gave and that is not freed yet",
-                           data)),
-                       error);
+      return absl::NotFoundError(
+          absl::StrFormat("%p is no memory of this endpoint: pass what baton_endpoint_allocate() "
+                          "gave and that is not freed yet",
+                          data));
     }
     real.free(found->second);
     endpoint->buffers.erase(found);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -260,7 +245,7 @@ int32_t baton_rendezvous_open(const char* listen, uint32_t ranks, const char* ke
   if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   return caught(error, [&] {
-    const baton::capi::Making making;
+    const Making making;
     auto key = key_of(key_file);
     if (!key.ok()) return result_of(key.status(), error, About::kMaking);
     const std::string where(view(listen));
@@ -269,7 +254,7 @@ int32_t baton_rendezvous_open(const char* listen, uint32_t ranks, const char* ke
     if (!server.ok()) return result_of(server.status(), error, About::kMaking);
     auto handle = std::make_unique<baton_rendezvous>();
     handle->server = *std::move(server);
-    const int32_t result = give(handle->server->address(), address, error);
+    const int32_t result = result_of(give(handle->server->address(), address), error);
     if (result == BATON_OK) *out = handle.release();
     return result;
   });
@@ -290,23 +275,20 @@ int32_t baton_place_from_environment(baton_place* out, baton_bytes* rendezvous,
   }
   return caught(error, [&] {
     auto place = baton::launch::from_environment();
-    if (!place.ok()) return result_of(place.status(), error);
+    if (!place.ok()) return place.status();
     if (!place->has_value()) {
-      return result_of(
-          absl::NotFoundError("no launcher started this process: start it by torchrun, "
-                              "mpirun, srun or baton launch, or set BATON_RANK, "
-                              "BATON_RANKS and BATON_RENDEZVOUS"),
-          error);
+      return absl::NotFoundError(
+          "no launcher started this process: start it by torchrun, mpirun, srun or baton launch, "
+          "or set BATON_RANK, BATON_RANKS and BATON_RENDEZVOUS");
     }
     const baton::launch::Place& found = **place;
-    if (const int32_t result = give(found.rendezvous, rendezvous, error); result != BATON_OK) {
-      return result;
-    }
+    absl::Status given = give(found.rendezvous, rendezvous);
+    if (!given.ok()) return given;
     const baton_place all{
         sizeof all,       rendezvous->data,  found.rank,       found.ranks,
         found.local_rank, found.local_ranks, found.generation, static_cast<uint8_t>(found.serves)};
     write_sized(all, out);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -329,7 +311,7 @@ int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
   baton_comm_options wanted;
   if (!read_options(options, wanted)) return invalid(kFillIn, error);
   return caught(error, [&] {
-    const baton::capi::Making making;
+    const Making making;
     auto made = meet(endpoint, where, wanted);
     if (!made.ok()) return result_of_joining(made.status(), error, About::kMaking);
     *out = made->release();
@@ -376,10 +358,10 @@ int32_t baton_comm_reconfigure(baton_comm* comm, const baton_handle* handles, si
   *work = 0;
   return with(comm, error, [&](baton::Communicator& group) {
     const auto all = handles_of(handles, count);
-    if (!all.ok()) return result_of(all.status(), error);
-    const auto started = group.reconfigure(*all, uuid, baton::capi::timeout_of(timeout));
+    if (!all.ok()) return all.status();
+    const auto started = group.reconfigure(*all, uuid, timeout_of(timeout));
     if (started.ok()) *work = number_of(*comm, *started);
-    return result_of(ended(started.status()), error);
+    return ended(started.status());
   });
 }
 
@@ -390,7 +372,7 @@ int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_
     auto handle = std::make_unique<baton_endpoint>();
     handle->endpoint = group.endpoint();
     *out = handle.release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -402,7 +384,7 @@ int32_t baton_comm_handles(const baton_comm* comm, baton_handle* out, size_t roo
     const std::vector<baton::Handle> all = group.handles();
     for (size_t i = 0; i < all.size() && i < room; ++i) put(all[i], out[i]);
     if (count != nullptr) *count = all.size();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -415,10 +397,10 @@ int32_t baton_comm_state(const baton_comm* comm, baton_error* error) {
 
 int32_t baton_comm_wait_ready(baton_comm* comm, int64_t timeout, baton_error* error) {
   return with(comm, error, [&](baton::Communicator& group) {
-    const absl::Status status = group.wait_ready(baton::capi::timeout_of(timeout));
+    const absl::Status status = group.wait_ready(timeout_of(timeout));
     const bool starts = group.state() == baton::GroupState::kStarting;
     // It may have become ready, or broken, just after the wait ended.
-    return result_of(starts ? status : ended(group.status()), error);
+    return starts ? status : ended(group.status());
   });
 }
 
@@ -426,7 +408,7 @@ int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error
   if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   return with(comm, error, [&](baton::Communicator& group) {
-    const baton::capi::Making making;
+    const Making making;
     return give_comm(group.shrink(), out, error);
   });
 }
@@ -434,7 +416,7 @@ int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error
 int32_t baton_comm_abort(baton_comm* comm, const char* why, baton_error* error) {
   return with(comm, error, [&](baton::Communicator& group) {
     group.abort(absl::CancelledError(std::string(view(why))));
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -456,7 +438,7 @@ int32_t baton_comm_lost(const baton_comm* comm, int32_t* out, size_t room, size_
     const std::vector<int> lost = group.lost_ranks();
     for (size_t i = 0; i < lost.size() && i < room; ++i) out[i] = lost[i];
     if (count != nullptr) *count = lost.size();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -464,22 +446,21 @@ int32_t baton_comm_explain(const baton_comm* comm, int32_t kind, uint64_t bytes,
                            baton_error* error) {
   give_nothing(out);
   return with(comm, error, [&](baton::Communicator& group) {
-    const std::optional<baton::Collective> what = baton::capi::collective_of(kind);
-    if (!what) return baton::capi::no_such_kind(kind, error);
-    return give(group.explain(*what, bytes), out, error);
+    const std::optional<baton::Collective> what = collective_of(kind);
+    if (!what) return no_such_kind(kind);
+    return give(group.explain(*what, bytes), out);
   });
 }
 
 int32_t baton_comm_routes(const baton_comm* comm, baton_bytes* out, baton_error* error) {
   give_nothing(out);
-  return with(comm, error,
-              [&](baton::Communicator& group) { return give(group.routes(), out, error); });
+  return with(comm, error, [&](baton::Communicator& group) { return give(group.routes(), out); });
 }
 
 int32_t baton_comm_flight_record(const baton_comm* comm, baton_bytes* out, baton_error* error) {
   give_nothing(out);
   return with(comm, error,
-              [&](baton::Communicator& group) { return give(group.flight_record(), out, error); });
+              [&](baton::Communicator& group) { return give(group.flight_record(), out); });
 }
 
 int32_t baton_comm_get_stats(const baton_comm* comm, baton_comm_stats* out, baton_error* error) {

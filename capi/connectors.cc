@@ -22,17 +22,7 @@
 #include "transport/base/threads/forks.h"
 
 using baton::Time;
-using baton::capi::About;
-using baton::capi::caught;
-using baton::capi::give;
-using baton::capi::give_nothing;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::missing;
-using baton::capi::read_sized;
-using baton::capi::result_of;
-using baton::capi::view;
-using baton::capi::write_sized;
+using namespace baton::capi;
 using baton::kvtransfer::BatonConnectorOptions;
 using baton::kvtransfer::KvBinding;
 using baton::kvtransfer::KvConnector;
@@ -100,18 +90,13 @@ bool is_usable(const baton_kv_connector* handle) {
 // body(connector, lock), with the lock held.
 template <typename Body>
 int32_t locked(baton_kv_connector* handle, baton_error* error, Body&& body) {
-  if (handle == nullptr) {
-    return invalid("connector is NULL: pass what baton_kv_connector_create() made", error);
-  }
-  if (!is_usable(handle)) {
-    return invalid(
-        "the connector belongs to the process that this one was forked from: make another one",
-        error);
-  }
-  return caught(error, [&] {
-    std::unique_lock lock(handle->mutex);
-    return body(*handle->connector, lock);
-  });
+  return with_own(
+      handle, "connector is NULL: pass what baton_kv_connector_create() made",
+      "the connector belongs to the process that this one was forked from: make another one", error,
+      [&] {
+        std::unique_lock lock(handle->mutex);
+        return body(*handle->connector, lock);
+      });
 }
 
 // The same of what may give the thread something to do, or another deadline.
@@ -121,13 +106,13 @@ int32_t asked(baton_kv_connector* handle, baton_error* error, Body&& body) {
     const absl::Status status = body(connector);
     handle->changed_by_call = true;
     handle->wanted.ring();
-    return result_of(status, error);
+    return status;
   });
 }
 
 // A number that C leaves at 0 for the default.
 Time time_of(int64_t nanoseconds, Time otherwise) {
-  return nanoseconds == 0 ? otherwise : baton::capi::timeout_of(nanoseconds);
+  return nanoseconds == 0 ? otherwise : timeout_of(nanoseconds);
 }
 std::chrono::steady_clock::time_point end_of(int64_t timeout) {
   const auto now = std::chrono::steady_clock::now();
@@ -172,9 +157,9 @@ absl::StatusCode code_of(int32_t result) {
 
 absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_options& from) {
   BatonConnectorOptions out;
-  absl::StatusOr<baton::WorkerOptions> worker = baton::capi::worker_options(
-      {from.providers, from.require, from.key_file, from.listen_host, from.listen_port,
-       from.max_transfers, from.settings, from.advertise});
+  absl::StatusOr<baton::WorkerOptions> worker =
+      worker_options({from.providers, from.require, from.key_file, from.listen_host,
+                      from.listen_port, from.max_transfers, from.settings, from.advertise});
   if (!worker.ok()) return worker.status();
   out.worker = *std::move(worker);
   out.worker.name = view(from.name);
@@ -184,7 +169,6 @@ absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_option
   if (from.serialized != 0) out.mode = baton::kvtransfer::KvSendMode::kSerialized;
   out.allow_pull = from.allow_pull != 0;
   out.max_lease = time_of(from.max_lease, out.max_lease);
-  out.progress_thread = true;
   return out;
 }
 
@@ -235,7 +219,7 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
     return invalid("options: fill them in with baton_kv_connector_options_init()", error);
   }
   return caught(error, [&] {
-    const baton::capi::Making making;
+    const Making making;
     const absl::StatusOr<BatonConnectorOptions> wanted = options_of(known);
     if (!wanted.ok()) return result_of(wanted.status(), error, About::kMaking);
     auto made = baton::kvtransfer::make_baton_connector(*wanted);
@@ -288,8 +272,7 @@ int32_t baton_kv_connector_register_cache(baton_kv_connector* connector,
 int32_t baton_kv_connector_address(baton_kv_connector* connector, baton_bytes* out,
                                    baton_error* error) {
   give_nothing(out);
-  return locked(connector, error,
-                [&](KvConnector& of, auto&) { return give(of.address(), out, error); });
+  return locked(connector, error, [&](KvConnector& of, auto&) { return give(of.address(), out); });
 }
 
 int baton_kv_connector_event_fd(const baton_kv_connector* connector) {
@@ -320,7 +303,7 @@ int32_t baton_kv_connector_get_stats(baton_kv_connector* connector, baton_kv_con
     if (!write_sized(all, out)) {
       return invalid("out: set its size to sizeof(baton_kv_connector_stats)", error);
     }
-    return give(now.route, route, error);
+    return result_of(give(now.route, route), error);
   });
 }
 
@@ -373,9 +356,8 @@ int32_t baton_kv_load_wait(baton_kv_connector* connector, uint64_t id, uint32_t 
 
 int32_t baton_kv_load_renew(baton_kv_connector* connector, uint64_t id, int64_t timeout,
                             baton_error* error) {
-  return asked(connector, error, [&](KvConnector& of) {
-    return of.renew_load(id, baton::capi::timeout_of(timeout));
-  });
+  return asked(connector, error,
+               [&](KvConnector& of) { return of.renew_load(id, timeout_of(timeout)); });
 }
 
 int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_bytes* out,
@@ -389,7 +371,7 @@ int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_
       result_of(absl::OkStatus(), error);
       return int32_t{BATON_IN_PROGRESS};
     }
-    return payload.ok() ? give(*payload, out, error) : failure(payload.status(), error);
+    return payload.ok() ? result_of(give(*payload, out), error) : failure(payload.status(), error);
   });
 }
 
@@ -399,12 +381,12 @@ int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, 
   if (is_missing(out, room) || count == nullptr) return missing(error);
   return locked(connector, error, [&](KvConnector& of, auto&) {
     if (connector->loads.count(id) == 0) {
-      return result_of(absl::NotFoundError(absl::StrCat("there is no load ", id)), error);
+      return absl::NotFoundError(absl::StrCat("there is no load ", id));
     }
     const std::vector<uint32_t> failed = of.failed_blocks(id);
     *count = failed.size();
     std::copy_n(failed.begin(), std::min(room, failed.size()), out);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -428,7 +410,7 @@ int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, bato
   }
   return locked(connector, error, [&](KvConnector& of, auto&) {
     std::optional<KvJob> next = of.next_job();
-    if (!next) return result_of(absl::NotFoundError("no request is waiting"), error);
+    if (!next) return absl::NotFoundError("no request is waiting");
     const KvJob& job = connector->job = *std::move(next);
     baton_kv_job all{};
     all.job = job.job;
@@ -440,7 +422,7 @@ int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, bato
     all.first_token = job.first_token;
     all.loads_of_key = job.loads_of_key;
     write_sized(all, out);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -467,7 +449,7 @@ int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding*
 int32_t baton_kv_job_renew(baton_kv_connector* connector, uint64_t job, int64_t lease,
                            baton_error* error) {
   return asked(connector, error,
-               [&](KvConnector& of) { return of.renew_job(job, baton::capi::timeout_of(lease)); });
+               [&](KvConnector& of) { return of.renew_job(job, timeout_of(lease)); });
 }
 
 int baton_kv_job_is_wanted(baton_kv_connector* connector, uint64_t job) {

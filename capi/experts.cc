@@ -11,8 +11,7 @@
 using baton::Experts;
 using baton::ExpertsOptions;
 using baton::Work;
-using baton::capi::invalid;
-using baton::capi::result_of;
+using namespace baton::capi;
 
 struct baton_experts {
   const baton::base::MadeHere made_here;
@@ -29,21 +28,16 @@ static_assert(sizeof(baton_expert_group) == sizeof(baton::ExpertGroup) &&
 // body(experts)
 template <typename Body>
 int32_t with_experts(const baton_experts* handle, baton_error* error, Body&& body) {
-  if (handle == nullptr) {
-    return invalid("experts is NULL: pass what baton_experts_create() made", error);
-  }
-  if (handle->made_here.elsewhere()) {
-    return invalid("experts belong to the process that this one was forked from: make others",
-                   error);
-  }
-  return baton::capi::caught(error, [&] { return body(*handle->experts); });
+  return with_own(handle, "experts is NULL: pass what baton_experts_create() made",
+                  "experts belong to the process that this one was forked from: make others", error,
+                  [&] { return body(*handle->experts); });
 }
 
 // How a call ended: BATON_ERR_TIMEOUT would be the end of a wait.
 int32_t end_of(const absl::Status& status, baton_error* error) {
   const bool runs =
       absl::IsDeadlineExceeded(status) && absl::StrContains(status.message(), "still runs");
-  return result_of(runs ? status : baton::capi::ended(status), error);
+  return result_of(runs ? status : ended(status), error);
 }
 
 int32_t begun(const absl::StatusOr<Work>& started, baton_work* work, baton_error* error) {
@@ -60,13 +54,13 @@ int32_t baton_experts_create(baton_comm* comm, const baton_experts_options* opti
   if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   baton_experts_options all = BATON_EXPERTS_OPTIONS_INIT;
-  if (!baton::capi::read_sized(options, all)) {
+  if (!read_sized(options, all)) {
     return invalid("options: set it to BATON_EXPERTS_OPTIONS_INIT first", error);
   }
   if (all.mode < BATON_EXPERTS_AUTO || all.mode > BATON_EXPERTS_THROUGHPUT) {
     return invalid("options.mode: this library knows no such one: see baton_experts_mode", error);
   }
-  return baton::capi::with(comm, error, [&](baton::Communicator& group) {
+  return with(comm, error, [&](baton::Communicator& group) {
     ExpertsOptions own;
     own.experts = all.experts;
     own.top_k = all.top_k;
@@ -79,13 +73,13 @@ int32_t baton_experts_create(baton_comm* comm, const baton_experts_options* opti
     own.capacity = all.capacity;
     own.in_flight = all.in_flight == 0 ? 1 : all.in_flight;
     own.mode = static_cast<baton::ExpertsMode>(all.mode);
-    if (all.rank_timeout != 0) own.rank_timeout = baton::capi::timeout_of(all.rank_timeout);
+    if (all.rank_timeout != 0) own.rank_timeout = timeout_of(all.rank_timeout);
     auto made = Experts::create(group, own);
-    if (!made.ok()) return result_of(baton::capi::ended(made.status()), error);
+    if (!made.ok()) return ended(made.status());
     auto handle = std::make_unique<baton_experts>();
     handle->experts = *std::move(made);
     *out = handle.release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -111,7 +105,7 @@ int32_t baton_experts_received(const baton_experts* experts, baton_work dispatch
   *out = BATON_EXPERT_ROWS_INIT;
   return with_experts(experts, error, [&](Experts& of) {
     const auto rows = of.received({dispatch});
-    if (!rows.ok()) return result_of(rows.status(), error);
+    if (!rows.ok()) return rows.status();
     out->groups = reinterpret_cast<const baton_expert_group*>(rows->groups.data());
     out->group_count = rows->groups.size();
     out->row_of = rows->row_of.data();
@@ -121,7 +115,7 @@ int32_t baton_experts_received(const baton_experts* experts, baton_work dispatch
     out->scales_offset = rows->scales_offset;
     out->outputs = rows->outputs;
     out->output_stride = rows->output_stride;
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -141,7 +135,7 @@ int32_t baton_experts_combine(baton_experts* experts, baton_work dispatch, const
 int32_t baton_experts_wait(baton_experts* experts, baton_work work, int64_t timeout,
                            baton_error* error) {
   return with_experts(experts, error, [&](Experts& of) {
-    return end_of(of.wait({work}, baton::capi::timeout_of(timeout)), error);
+    return end_of(of.wait({work}, timeout_of(timeout)), error);
   });
 }
 
@@ -162,7 +156,7 @@ int32_t baton_experts_missing(const baton_experts* experts, baton_work work, int
     for (size_t i = 0; i < missing.size() && i < room && ranks != nullptr; ++i) {
       ranks[i] = missing[i];
     }
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 

@@ -8,29 +8,12 @@
 #include "capi/agent_handle.h"
 #include "capi/kv_handle.h"
 #include "kvtransfer/agent_kv.h"
-#include "kvtransfer/kv_checksums.h"
 #include "kvtransfer/kv_packing.h"
 
-using baton::capi::caught;
-using baton::capi::descriptors;
-using baton::capi::give;
-using baton::capi::give_id;
-using baton::capi::give_nothing;
-using baton::capi::guarded;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::kind;
-using baton::capi::missing;
-using baton::capi::no_such_op;
-using baton::capi::op_of;
-using baton::capi::read_sized;
-using baton::capi::result_of;
-using baton::capi::view;
-using baton::capi::write_sized;
+using namespace baton::capi;
 using baton::kvtransfer::AgentKvBlocks;
 using baton::kvtransfer::AgentKvPlan;
 using baton::kvtransfer::AgentKvRequest;
-using baton::kvtransfer::KvChecksums;
 using baton::kvtransfer::KvDtype;
 using baton::kvtransfer::KvField;
 using baton::kvtransfer::KvGroup;
@@ -46,21 +29,10 @@ struct baton_kv_plan {
   AgentKvPlan plan;
 };
 
-struct baton_kv_checksums {
-  struct Side {
-    std::vector<uint64_t> addresses;
-    bool here = false;  // they are of this process
-  };
-  KvChecksums sums;
-  Side source;
-  Side target;
-};
-
 namespace {
 
 constexpr char kNoLayout[] =
     "layout is NULL: pass what baton_kv_layout_create() or baton_kv_layout_decode() made";
-constexpr char kNoChecksums[] = "checksums is NULL: pass what baton_kv_checksums_create() made";
 constexpr char kNoGroup[] = "group: set its size to sizeof(baton_kv_group)";
 
 // Numbers that are none become 0, which KvLayout::check() refuses by its number.
@@ -108,10 +80,10 @@ int32_t add(baton_kv_layout* layout, const baton_kv_group* group, baton_error* e
   if (!read_sized(group, known)) return invalid(kNoGroup, error);
   return caught(error, [&] {
     const absl::StatusOr<KvGroup> wanted = group_of(known);
-    if (!wanted.ok()) return result_of(wanted.status(), error);
+    if (!wanted.ok()) return wanted.status();
     const absl::StatusOr<KvPlacement> more = place(*wanted);
-    if (!more.ok()) return result_of(more.status(), error);
-    return result_of(layout->cache.append(*more), error);
+    if (!more.ok()) return more.status();
+    return layout->cache.append(*more);
   });
 }
 
@@ -140,38 +112,6 @@ absl::StatusOr<KvShare> share_of(const baton_kv_share* share) {
   return KvShare{known.ranks, known.rank, known.turn};
 }
 
-// As many as there is room for.
-int32_t give_numbers(const std::vector<uint32_t>& numbers, uint32_t* out, size_t room,
-                     size_t* count, baton_error* error) {
-  if (count == nullptr || (out == nullptr && room > 0)) {
-    return invalid("count, or out, is NULL: pass the address for the numbers", error);
-  }
-  *count = numbers.size();
-  std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
-  return result_of(absl::OkStatus(), error);
-}
-
-// `make`: of AgentKvPlan.
-int32_t create_plan(decltype(&AgentKvPlan::make) make, baton_agent* agent, int32_t op,
-                    const baton_kv_layout* local, const char* remote,
-                    const baton_kv_layout* remote_layout, const baton_kv_share* share,
-                    baton_kv_plan** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
-  const std::optional<baton::Op> which = op_of(op);
-  if (!which) return no_such_op(error);
-  if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);
-  return guarded(agent, error, [&] {
-    const absl::StatusOr<KvShare> known = share_of(share);
-    if (!known.ok()) return result_of(known.status(), error);
-    auto plan =
-        make(*agent->agent, *which, local->cache, view(remote), remote_layout->cache, *known);
-    if (!plan.ok()) return result_of(mismatch(plan.status()), error);
-    *out = new baton_kv_plan{*std::move(plan)};
-    return result_of(absl::OkStatus(), error);
-  });
-}
-
 }  // namespace
 
 extern "C" {
@@ -197,7 +137,7 @@ int32_t baton_kv_layout_create(const baton_kv_model* model, baton_kv_layout** ou
                     std::string(view(known.rope))};
     layout.format = view(known.format);
     *out = made.release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -288,9 +228,7 @@ int32_t baton_kv_find_packing(const int64_t* block, size_t count, uint32_t token
   give_nothing(out);
   if (is_missing(block, count)) return missing(error);
   return caught(error, [&] {
-    const absl::StatusOr<std::string> found =
-        baton::kvtransfer::find_packing({block, count}, tokens, heads, elements);
-    return found.ok() ? give(*found, out, error) : result_of(found.status(), error);
+    return give_made(baton::kvtransfer::find_packing({block, count}, tokens, heads, elements), out);
   });
 }
 
@@ -317,9 +255,15 @@ int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t ta
         "rank must be less than targets, with 1 to 512 ranks on each side and heads more than 0",
         error);
   }
+  if (count == nullptr || (out == nullptr && room > 0)) {
+    return invalid("count, or out, is NULL: pass the address for the numbers", error);
+  }
   return caught(error, [&] {
-    return give_numbers(baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank), out,
-                        room, count, error);
+    const std::vector<uint32_t> numbers =
+        baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank);
+    *count = numbers.size();
+    std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
+    return absl::OkStatus();
   });
 }
 
@@ -350,7 +294,7 @@ int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out,
   if (layout == nullptr) return invalid(kNoLayout, error);
   return caught(error, [&] {
     const absl::Status good = layout->cache.check();
-    return good.ok() ? give(layout->cache.encode(), out, error) : result_of(good, error);
+    return good.ok() ? give(layout->cache.encode(), out) : good;
   });
 }
 
@@ -361,17 +305,29 @@ int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout**
   if (bytes != nullptr && is_missing(bytes, size)) return missing(error);
   return caught(error, [&] {
     auto cache = KvPlacement::decode(view(bytes, size));
-    if (!cache.ok()) return result_of(cache.status(), error);
-    *out = new baton_kv_layout{*std::move(cache), /*decoded=*/true};
-    return result_of(absl::OkStatus(), error);
+    if (!cache.ok()) return cache.status();
+    *out = new baton_kv_layout{*std::move(cache)};
+    return absl::OkStatus();
   });
 }
 
 int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
                              const char* remote, const baton_kv_layout* remote_layout,
                              const baton_kv_share* share, baton_kv_plan** out, baton_error* error) {
-  return create_plan(&AgentKvPlan::make, agent, op, local, remote, remote_layout, share, out,
-                     error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
+  *out = nullptr;
+  const std::optional<baton::Op> which = op_of(op);
+  if (!which) return no_such_op(error);
+  if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);
+  return guarded(agent, error, [&] {
+    const absl::StatusOr<KvShare> known = share_of(share);
+    if (!known.ok()) return known.status();
+    auto plan = AgentKvPlan::make(*agent->agent, *which, local->cache, view(remote),
+                                  remote_layout->cache, *known);
+    if (!plan.ok()) return mismatch(plan.status());
+    *out = new baton_kv_plan{*std::move(plan)};
+    return absl::OkStatus();
+  });
 }
 
 void baton_kv_plan_destroy(baton_kv_plan* plan) { delete plan; }
@@ -416,64 +372,7 @@ int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* pla
         [&] {
           return plan->plan.make_transfer(*agent->agent, wanted, view(message, message_size));
         },
-        out, error);
-  });
-}
-
-int32_t baton_kv_checksums_create(const baton_kv_layout* source, const baton_kv_layout* target,
-                                  const baton_kv_share* share, baton_kv_checksums** out,
-                                  baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
-  if (source == nullptr || target == nullptr) return invalid(kNoLayout, error);
-  return caught(error, [&] {
-    const absl::StatusOr<KvShare> known = share_of(share);
-    if (!known.ok()) return result_of(known.status(), error);
-    absl::StatusOr<KvChecksums> sums =
-        KvChecksums::make(source->cache.layout, target->cache.layout, *known);
-    if (!sums.ok()) return result_of(mismatch(sums.status()), error);
-    *out = new baton_kv_checksums{*std::move(sums),
-                                  {source->cache.addresses, !source->decoded},
-                                  {target->cache.addresses, !target->decoded}};
-    return result_of(absl::OkStatus(), error);
-  });
-}
-
-void baton_kv_checksums_destroy(baton_kv_checksums* checksums) { delete checksums; }
-
-int32_t baton_kv_checksums_get_info(const baton_kv_checksums* checksums,
-                                    baton_kv_checksums_info* out, baton_error* error) {
-  if (checksums == nullptr) return invalid(kNoChecksums, error);
-  const baton_kv_checksums_info all{sizeof all, checksums->sums.run_bytes(),
-                                    checksums->sums.unit()};
-  if (!write_sized(all, out)) {
-    return invalid("out: set its size to sizeof(baton_kv_checksums_info)", error);
-  }
-  return result_of(absl::OkStatus(), error);
-}
-
-int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_target,
-                                const baton_kv_blocks* blocks, uint64_t first_token,
-                                uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
-                                size_t* count, baton_error* error) {
-  give_nothing(count);
-  if (checksums == nullptr) return invalid(kNoChecksums, error);
-  if (blocks == nullptr || is_missing(blocks->blocks, blocks->count)) return missing(error);
-  const baton_kv_checksums::Side& side = of_target != 0 ? checksums->target : checksums->source;
-  if (!side.here) {
-    return invalid("that layout is another engine's: its cache is not in this process", error);
-  }
-  return caught(error, [&] {
-    std::vector<uint32_t> pages;
-    for (const int64_t block : absl::MakeSpan(blocks->blocks, blocks->count)) {
-      // A number that cannot be a block becomes UINT32_MAX, which the check refuses.
-      pages.push_back(block < 0 || block > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(block));
-    }
-    std::vector<uint32_t> sums;
-    const absl::Status good = checksums->sums.add(
-        of_target != 0 ? KvChecksums::Side::kTarget : KvChecksums::Side::kSource, side.addresses,
-        {first_token, end_token}, {blocks->first_block, pages}, layer, sums);
-    return good.ok() ? give_numbers(sums, out, room, count, error) : result_of(good, error);
+        out);
   });
 }
 

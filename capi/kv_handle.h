@@ -5,5 +5,4 @@
 
 struct baton_kv_layout {
   baton::kvtransfer::KvPlacement cache;
-  bool decoded = false;  // its addresses are of another process
 };

@@ -64,27 +64,31 @@ int32_t invalid(const char* what, baton_error* error) {
   return result_of(absl::InvalidArgumentError(what), error);
 }
 
-int32_t give(std::string_view text, baton_bytes* out, baton_error* error) {
-  if (out == nullptr) return result_of(absl::OkStatus(), error);
+absl::Status give(std::string_view text, baton_bytes* out) {
+  if (out == nullptr) return absl::OkStatus();
   *out = {};
   out->data = static_cast<char*>(std::malloc(text.size() + 1));
   if (out->data == nullptr) {
-    return result_of(absl::ResourceExhaustedError("no memory is left"), error);
+    return absl::ResourceExhaustedError("no memory is left");
   }
   if (!text.empty()) std::memcpy(out->data, text.data(), text.size());
   out->data[text.size()] = 0;
   out->size = text.size();
-  return result_of(absl::OkStatus(), error);
+  return absl::OkStatus();
 }
 
-int32_t give_all(std::initializer_list<Gift> gifts, baton_error* error) {
+absl::Status give_made(const absl::StatusOr<std::string>& text, baton_bytes* out) {
+  return text.ok() ? give(*text, out) : text.status();
+}
+
+absl::Status give_all(std::initializer_list<Gift> gifts) {
   for (const Gift& gift : gifts) {
-    const int32_t result = give(gift.text, gift.out, error);
-    if (result == BATON_OK) continue;
+    absl::Status status = give(gift.text, gift.out);
+    if (status.ok()) continue;
     for (const Gift* given = gifts.begin(); given != &gift; ++given) baton_bytes_free(given->out);
-    return result;
+    return status;
   }
-  return BATON_OK;
+  return absl::OkStatus();
 }
 
 }  // namespace baton::capi

@@ -10,17 +10,7 @@
 #include "transport/base/threads/forks.h"
 
 using baton::Time;
-using baton::capi::caught;
-using baton::capi::give_nothing;
-using baton::capi::guarded;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::missing;
-using baton::capi::read_sized;
-using baton::capi::result_of;
-using baton::capi::timeout_of;
-using baton::capi::view;
-using baton::capi::write_sized;
+using namespace baton::capi;
 using baton::kvtransfer::KvLoaded;
 using baton::kvtransfer::KvOrder;
 using baton::kvtransfer::KvSession;
@@ -39,15 +29,10 @@ namespace {
 
 template <typename Body>
 int32_t in(baton_kv_session* session, baton_error* error, Body&& body) {
-  if (session == nullptr) {
-    return invalid("session is NULL: pass what baton_kv_session_create() made", error);
-  }
-  if (session->made_here.elsewhere()) {
-    return invalid(
-        "the session belongs to the process that this one was forked from: make another one",
-        error);
-  }
-  return caught(error, [&] { return result_of(body(*session->session), error); });
+  return with_own(
+      session, "session is NULL: pass what baton_kv_session_create() made",
+      "the session belongs to the process that this one was forked from: make another one", error,
+      [&] { return body(*session->session); });
 }
 
 }  // namespace
@@ -61,9 +46,9 @@ int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clo
   return guarded(agent, error, [&] {
     const std::lock_guard lock(agent->mutex);
     if (agent->session != nullptr && agent->session->agent() != nullptr) {
-      return result_of(absl::FailedPreconditionError("the agent has a session"), error);
+      return absl::FailedPreconditionError("the agent has a session");
     }
-    const baton::capi::Making making;
+    const Making making;
     auto made = std::make_unique<baton_kv_session>();
     made->clock = clock;
     made->context = context;
@@ -72,10 +57,10 @@ int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clo
     options.start_thread = clock == nullptr;
     if (clock != nullptr) options.clock = made.get();
     auto session = baton::kvtransfer::session::make_direct_session(view(cache), std::move(options));
-    if (!session.ok()) return result_of(session.status(), error);
+    if (!session.ok()) return session.status();
     made->session = agent->session = *std::move(session);
     *out = made.release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 

@@ -3,18 +3,7 @@
 
 #include "capi/agent_handle.h"
 
-using baton::capi::descriptors;
-using baton::capi::give_id;
-using baton::capi::give_nothing;
-using baton::capi::guarded;
-using baton::capi::invalid;
-using baton::capi::is_missing;
-using baton::capi::kind;
-using baton::capi::missing;
-using baton::capi::no_such_op;
-using baton::capi::op_of;
-using baton::capi::result_of;
-using baton::capi::view;
+using namespace baton::capi;
 using baton::kvtransfer::AgentListId;
 using baton::kvtransfer::AgentTransferId;
 using baton::kvtransfer::AgentTransferState;
@@ -22,7 +11,7 @@ using baton::kvtransfer::AgentTransferState;
 namespace {
 
 int32_t result_of_transfer(const absl::Status& status, baton_error* error) {
-  return result_of(status, error, baton::capi::About::kTransfer);
+  return result_of(status, error, About::kTransfer);
 }
 
 template <typename Span>
@@ -34,7 +23,7 @@ int32_t prepare(baton_agent* agent, const char* remote, int32_t memory, Span lis
           return remote == nullptr ? agent->agent->prepare_local(list, kind(memory))
                                    : agent->agent->prepare_remote(remote, list, kind(memory));
         },
-        out, error);
+        out);
   });
 }
 
@@ -66,13 +55,12 @@ int32_t baton_list_register(baton_agent* agent, int32_t memory, const baton_stri
     const auto list = agent->agent->register_rows(baton::capi::rows(rows, count), kind(memory));
     if (list.ok() && out != nullptr) *out = list->value;
     if (list.ok() && out == nullptr) agent->agent->release_list(*list).IgnoreError();
-    return result_of(list.status(), error);
+    return list.status();
   });
 }
 
 int32_t baton_list_release(baton_agent* agent, baton_list list, baton_error* error) {
-  return guarded(agent, error,
-                 [&] { return result_of(agent->agent->release_list(AgentListId{list}), error); });
+  return guarded(agent, error, [&] { return agent->agent->release_list(AgentListId{list}); });
 }
 
 int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
@@ -93,7 +81,7 @@ int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
               *which, AgentListId{local}, {local_indices, local_count}, AgentListId{remote},
               {remote_indices, remote_count}, view(message, message_size));
         },
-        out, error);
+        out);
   });
 }
 
@@ -127,7 +115,7 @@ int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t loca
                                              view(message, message_size), kind(remote_memory),
                                              kind(local_memory));
         },
-        out, error);
+        out);
   });
 }
 
@@ -153,23 +141,21 @@ int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_
 int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                             baton_error* error) {
   return guarded(agent, error, [&] {
-    const AgentTransferId id{transfer};
-    const absl::Status status = agent->agent->wait(id, baton::capi::timeout_of(timeout));
-    return result_of_transfer(status, error);
+    return result_of_transfer(agent->agent->wait(AgentTransferId{transfer}, timeout_of(timeout)),
+                              error);
   });
 }
 
 int32_t baton_transfer_run(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                            baton_error* error) {
   return guarded(agent, error, [&] {
-    return result_of_transfer(
-        agent->agent->run(AgentTransferId{transfer}, baton::capi::timeout_of(timeout)), error);
+    return result_of_transfer(agent->agent->run(AgentTransferId{transfer}, timeout_of(timeout)),
+                              error);
   });
 }
 
 int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_error* error) {
-  return guarded(agent, error,
-                 [&] { return result_of(agent->agent->abort(AgentTransferId{transfer}), error); });
+  return guarded(agent, error, [&] { return agent->agent->abort(AgentTransferId{transfer}); });
 }
 
 int32_t baton_transfer_local_free(baton_agent* agent, baton_transfer transfer, baton_error* error) {
@@ -183,8 +169,7 @@ int32_t baton_transfer_local_free(baton_agent* agent, baton_transfer transfer, b
 int32_t baton_transfer_release(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                                baton_error* error) {
   return guarded(agent, error, [&] {
-    return result_of(
-        agent->agent->release(AgentTransferId{transfer}, baton::capi::timeout_of(timeout)), error);
+    return agent->agent->release(AgentTransferId{transfer}, timeout_of(timeout));
   });
 }
 
@@ -198,8 +183,7 @@ void baton_transfer_abandon(baton_agent* agent, baton_transfer transfer) {
 int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transfer,
                                  baton_telemetry* out, baton_error* error) {
   return guarded(agent, error, [&] {
-    const AgentTransferId id{transfer};
-    const auto now = agent->agent->telemetry(id);
+    const auto now = agent->agent->telemetry(AgentTransferId{transfer});
     if (!now.ok()) return result_of_transfer(now.status(), error);
     baton_telemetry all{};
     all.start_ns = now->start.count();
@@ -207,7 +191,7 @@ int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transf
     all.transfer_ns = now->transfer_duration.count();
     all.bytes = now->bytes;
     all.descriptors = now->descriptors;
-    if (!baton::capi::write_sized(all, out)) {
+    if (!write_sized(all, out)) {
       return invalid("out: set its size to sizeof(baton_telemetry)", error);
     }
     return result_of(absl::OkStatus(), error);

@@ -10,10 +10,7 @@
 using baton::CallOptions;
 using baton::Window;
 using baton::Work;
-using baton::capi::ended;
-using baton::capi::give_nothing;
-using baton::capi::invalid;
-using baton::capi::result_of;
+using namespace baton::capi;
 
 struct baton_window {
   const baton_comm* comm = nullptr;  // used only by what the library starts: it knows its end
@@ -30,7 +27,7 @@ int32_t with_window(const baton_window* handle, baton_error* error, Body&& body)
   if (handle == nullptr) {
     return invalid("window is NULL: pass what baton_window_create() made", error);
   }
-  return baton::capi::caught(error, [&] { return body(*handle->window); });
+  return caught(error, [&] { return body(*handle->window); });
 }
 
 absl::StatusOr<Work> start(Window& window, const baton_access& access, const CallOptions& options) {
@@ -62,18 +59,18 @@ int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32
                             int64_t timeout, baton_window** out, baton_error* error) {
   if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
-  return baton::capi::with(comm, error, [&](baton::Communicator& group) {
+  return with(comm, error, [&](baton::Communicator& group) {
     baton::WindowOptions options;
     options.signals = signals;
-    if (timeout != 0) options.timeout = baton::capi::timeout_of(timeout);
+    if (timeout != 0) options.timeout = timeout_of(timeout);
     auto made = data == nullptr && bytes > 0 ? Window::allocate(group, bytes, options)
                                              : Window::create(group, data, bytes, options);
-    if (!made.ok()) return result_of(ended(made.status()), error);
+    if (!made.ok()) return ended(made.status());
     auto handle = std::make_unique<baton_window>();
     handle->comm = comm;
     handle->window = *std::move(made);
     *out = handle.release();
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -83,13 +80,12 @@ int32_t baton_window_start(baton_window* window, const baton_access* access, bat
                            baton_error* error) {
   give_nothing(work);
   baton_access all = BATON_ACCESS_INIT;
-  if (!baton::capi::read_sized(access, all)) {
+  if (!read_sized(access, all)) {
     return invalid("access: set it to BATON_ACCESS_INIT first", error);
   }
   return with_window(window, error, [&](Window& of) {
-    return baton::capi::start_call(
-        *window->comm, {all.timeout, all.flags, all.on_end, all.context}, work, error,
-        [&](const CallOptions& options) { return start(of, all, options); });
+    return start_call(*window->comm, {all.timeout, all.flags, all.on_end, all.context}, work, error,
+                      [&](const CallOptions& options) { return start(of, all, options); });
   });
 }
 
@@ -100,7 +96,7 @@ int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint
   return with_window(window, error, [&](Window& of) {
     const auto is = of.signal_value(from, slot);
     if (is.ok()) *value = *is;
-    return result_of(is.status(), error);
+    return is.status();
   });
 }
 
@@ -110,7 +106,7 @@ int32_t baton_window_bytes(const baton_window* window, int32_t rank, uint64_t* b
   *bytes = 0;
   return with_window(window, error, [&](Window& of) {
     *bytes = of.bytes(rank);
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 
@@ -123,12 +119,12 @@ int32_t baton_window_view(baton_window* window, int32_t rank, const void** data,
   *bytes = 0;
   return with_window(window, error, [&](Window& of) {
     auto view = of.view(rank);
-    if (!view.ok()) return result_of(view.status(), error);
+    if (!view.ok()) return view.status();
     *data = view->data;
     *bytes = view->size;
     std::lock_guard lock(window->mutex);
     window->views.try_emplace(rank, *std::move(view));
-    return result_of(absl::OkStatus(), error);
+    return absl::OkStatus();
   });
 }
 

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "absl/status/statusor.h"
 #include "kvtransfer/kv_connector.h"
@@ -32,15 +31,12 @@ struct BatonConnectorOptions {
   // the transfer) and an instant per layer on track "arrival", with the request's id and bytes.
   WorkerOptions worker;
   KvSendMode mode = KvSendMode::kLayerwise;
-  std::optional<bool> progress_thread;  // without effect: there always is one
   // Prefill: loads may pull (KvLoad::pull). False: such loads are refused.
   bool allow_pull = false;
   // Prefill: the longest lease that it grants them, and so the longest that blocks are held for a
   // decode worker that died.
   Time max_lease = patient(std::chrono::seconds(60));
-  bool answer_thread = false;  // without effect: there always is one
-  int progress_cpu = -1;       // without effect
-  bool huge_pages = true;      // for the cache, where the machine has some
+  bool huge_pages = true;  // for the cache, where the machine has some
 };
 
 // Errors: what Worker::create() says.

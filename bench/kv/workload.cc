@@ -144,7 +144,6 @@ absl::Status Workload::make_pages(const WorkloadSpec& spec) {
   if (!spec.scattered) {
     source_ = target_ = Layout::contiguous(0, bytes);
     source_bytes_ = target_bytes_ = bytes;
-    summary_ = absl::StrCat(human_bytes(bytes), " contiguous");
     return absl::OkStatus();
   }
   source_pages_ = scatter(spec.pages, 2 * spec.pages, 1);
@@ -153,7 +152,6 @@ absl::Status Workload::make_pages(const WorkloadSpec& spec) {
   target_ = Layout::paged(0, target_pages_, spec.page_bytes, spec.page_bytes);
   source_bytes_ = target_bytes_ = 2 * bytes;
   pieces_ = spec.pages;
-  summary_ = absl::StrFormat("%u pages x %s, scattered", spec.pages, human_bytes(spec.page_bytes));
   return absl::OkStatus();
 }
 
@@ -192,8 +190,6 @@ absl::Status Workload::make_model(const WorkloadSpec& spec) {
   source_bytes_ = plan->source().bytes();
   target_bytes_ = plan->target().bytes();
   pieces_ = count_pieces(source_, target_);
-  summary_ = absl::StrFormat("%s, %u tokens, tp %u:%u: %u pieces x %s", model->name, spec.tokens,
-                             spec.tp_source, spec.tp_target, pieces_, human_bytes(piece_bytes()));
   return absl::OkStatus();
 }
 

@@ -69,8 +69,6 @@ class Workload {
   size_t bytes() const { return source_.bytes(); }
   size_t pieces() const { return pieces_; }  // pages, or rows of heads where those are smaller
   size_t piece_bytes() const { return bytes() / pieces_; }
-  // "4096 pages x 16 KiB, scattered", "llama3-8b, 4096 tokens, tp 2:1".
-  const std::string& summary() const { return summary_; }
 
  private:
   Workload() = default;
@@ -84,7 +82,6 @@ class Workload {
   size_t source_bytes_ = 0;
   size_t target_bytes_ = 0;
   size_t pieces_ = 1;
-  std::string summary_;
 };
 
 }  // namespace baton::bench

@@ -205,7 +205,7 @@ absl::StatusOr<TransferId> Service::read(PeerId peer, const Offer& offer,
        .local_layout = Layout::contiguous(memory_.offset + space.offset(), bytes),
        .remote = offer.region,
        .remote_layout = Layout::contiguous(offer.offset, bytes),
-       .timeout = options_.offer_timeout});
+       .timeout = patient(std::chrono::seconds(5))});
 }
 
 // Its key has not been published meanwhile, and its bytes are what was sealed.

@@ -28,8 +28,7 @@ namespace baton::kvtransfer::store {
 struct KvStoreOptions {
   WorkerOptions worker;
   size_t memory_bytes = size_t{1} << 30;
-  Time longest_lease = std::chrono::seconds(60);          // whatever is asked for
-  Time offer_timeout = patient(std::chrono::seconds(5));  // for reading a record from an engine
+  Time longest_lease = std::chrono::seconds(60);  // whatever is asked for
 };
 
 struct KvStoreStats {

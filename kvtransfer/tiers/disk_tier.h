@@ -61,7 +61,6 @@ class DiskTier {
   // The sequence of the newest record, found on opening or written since.
   uint64_t last_sequence() const;
   size_t records() const;
-  size_t capacity() const { return slots_.size(); }  // in records
   uint64_t evicted() const;
   uint64_t corrupt() const;
   // How it reads and writes, for people.

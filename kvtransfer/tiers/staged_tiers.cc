@@ -90,8 +90,6 @@ void StagedTiers::hand_over_saves() {
     if (store_->save(std::span(&save, 1)) == 0) {
       if (is_on()) return;  // it is busy
       for_saves_.free.push_back(next.place);
-    } else {
-      ++saving_;
     }
     copied_.pop_front();
   }
@@ -142,10 +140,7 @@ void StagedTiers::ended(uint64_t cookie, const absl::Status& status) {
 void StagedTiers::progress() {
   const auto look = [this](uint64_t cookie, const absl::Status& status) { ended(cookie, status); };
   ring_->progress(look);
-  for (const uint32_t place : store_->unpinned()) {
-    for_saves_.free.push_back(place);
-    --saving_;
-  }
+  for (const uint32_t place : store_->unpinned()) for_saves_.free.push_back(place);
   hand_over_saves();
   for (auto& [id, load] : loads_) advance(id, load);
 }

@@ -95,7 +95,6 @@ class StagedTiers final : public TierStore {
   uint64_t next_ = 1;                            // name of a copy, or of a load
   absl::flat_hash_map<uint64_t, Save> copying_;  // by copy
   std::deque<Save> copied_;                      // not taken by the store yet
-  size_t saving_ = 0;                            // that the store reads
   std::vector<uint32_t> unpinned_;
   absl::flat_hash_map<TierLoadId, Load> loads_;
   absl::flat_hash_map<uint64_t, TierLoadId> copies_of_loads_;  // by copy

@@ -9,13 +9,13 @@ from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
                      RepostActiveError, UnknownError)
 from .experts import Experts, ExpertGroup, ExpertsWork, Received
-from .kv import KvChecksums, KvGroup, KvLayout, KvModel, KvPlan, KvShare
+from .kv import KvGroup, KvLayout, KvModel, KvPlan, KvShare
 from .window import Window
 from .work import Work
 
 __version__ = _lib.version().decode()
 __all__ = ["Agent", "ANY_RANK", "Communicator", "Endpoint", "Place", "Experts", "ExpertGroup", "ExpertsWork", "Received", "Rendezvous", "Window", "Work", "place_from_environment", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
-           "KvChecksums", "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
+           "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
            "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
            "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",
            "RepostActiveError", "UnknownError"]

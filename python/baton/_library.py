@@ -67,10 +67,6 @@ class KvPlanInfo(ctypes.Structure):
                 ("reserved", c_uint32)]
 
 
-class KvChecksumsInfo(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("run_bytes", c_uint64), ("unit", c_uint32)]
-
-
 class KvBlocks(ctypes.Structure):
     _fields_ = [("blocks", c_void_p), ("count", c_size_t), ("first_block", c_uint64)]
 
@@ -188,7 +184,6 @@ _ERROR = POINTER(Error)
 _AGENT = c_void_p
 _LAYOUT = c_void_p
 _PLAN = c_void_p
-_CHECKSUMS = c_void_p
 _CONNECTOR = c_void_p
 _SESSION = c_void_p
 _ENDPOINT = c_void_p
@@ -271,11 +266,6 @@ _PROTOTYPES = {
     "kv_plan_destroy": (None, [_PLAN]),
     "kv_plan_get_info": (c_int32, [_PLAN, POINTER(KvPlanInfo), _ERROR]),
     "kv_plan_make_transfer": (c_int32, [_AGENT, _PLAN, POINTER(KvRequest), c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),
-    "kv_checksums_create": (c_int32, [_LAYOUT, _LAYOUT, POINTER(KvShare), POINTER(_CHECKSUMS), _ERROR]),
-    "kv_checksums_destroy": (None, [_CHECKSUMS]),
-    "kv_checksums_get_info": (c_int32, [_CHECKSUMS, POINTER(KvChecksumsInfo), _ERROR]),
-    "kv_checksums_take": (c_int32, [_CHECKSUMS, c_int32, POINTER(KvBlocks), c_uint64, c_uint64, c_uint32, POINTER(c_uint32),
-                                    c_size_t, POINTER(c_size_t), _ERROR]),
     "kv_connector_options_init": (None, [POINTER(KvConnectorOptions), c_size_t]),
     "kv_connector_create": (c_int32, [POINTER(KvConnectorOptions), POINTER(_CONNECTOR), _ERROR]),
     "kv_connector_destroy": (None, [_CONNECTOR]),

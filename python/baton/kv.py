@@ -34,7 +34,6 @@ _DTYPES = {"bytes": (1, 1), "uint8": (1, 1), "int8": (2, 1), "float8_e4m3": (3, 
            "float8_e5m2": (4, 1), "float16": (5, 2), "bfloat16": (6, 2), "float32": (7, 4)}  # number, bytes
 _ORDERS, _PAIRS = ("NHD", "HND"), ("split", "stacked", "in_block", "joined")
 _ALL_TOKENS, _ALL_LAYERS = 2 ** 64 - 1, 2 ** 32 - 1
-_PIECES = 2 ** 16  # whose checksums have room at once
 
 Blocks = Union[Sequence[int], Sequence[Sequence[int]], Any]
 Layers = Union[None, int, Sequence[int]]
@@ -274,52 +273,6 @@ class KvPlan(_Owner):
     def post(self, local_blocks: Blocks, remote_blocks: Blocks, **how: Any) -> Transfer:
         """The same, posted. Takes what transfer() takes."""
         return self.transfer(local_blocks, remote_blocks, **how).post()
-
-
-class KvChecksums(_Owner):
-    """Checksums of what a plan from `source` to `target` moves, which both ends can take, each of its own cache: they make
-    this of the same two layouts, of one group each, and get the same numbers, however differently the caches lie.
-
-        prefill:  sums = baton.KvChecksums(mine, theirs, share=share)
-                  send(sums.of_source([3, 1], tokens=(0, 32)))     # while the blocks are the request's
-        decode:   sums = baton.KvChecksums(theirs, mine, share=share)
-                  if sums.of_target([7, 8], tokens=(0, 32)) != received: ...
-
-    A piece is `unit` tokens of a layer, the largest number that divides both block sizes (0: nothing moves). Its number is
-    the CRC-32 of all of its bytes that move, in the order in which they lie in the target: zlib.crc32() of a block where
-    whole blocks move that are alike; then `run_bytes` are a block's (0: a piece is in several runs). Errors as a plan's."""
-
-    def __init__(self, source: KvLayout, target: KvLayout, *, share: Optional[KvShare] = None) -> None:
-        made, info = ctypes.c_void_p(), _library.KvChecksumsInfo(ctypes.sizeof(_library.KvChecksumsInfo))
-        call(lib.kv_checksums_create, source._layout, target._layout, None if share is None else ctypes.byref(_share(share)),
-             ctypes.byref(made))
-        self._checksums = self._own(made, lib.kv_checksums_destroy)
-        call(lib.kv_checksums_get_info, made, ctypes.byref(info))
-        self.unit: int = info.unit
-        self.run_bytes: int = info.run_bytes
-
-    def of_source(self, blocks: Blocks, *, tokens: Tuple[int, int], layer: int = 0, first_block: int = 0) -> List[int]:
-        """Of each piece of these tokens, rounded outwards, as they lie in the source's cache. `blocks`: those of the sequence
-        there, the first of which is number `first_block`. The layout has to be of this process, in the host's memory."""
-        return self._take(0, blocks, tokens, layer, first_block)
-
-    def of_target(self, blocks: Blocks, *, tokens: Tuple[int, int], layer: int = 0, first_block: int = 0) -> List[int]:
-        """The same of the target's."""
-        return self._take(1, blocks, tokens, layer, first_block)
-
-    def _take(self, side: int, blocks: Blocks, tokens: Tuple[int, int], layer: int, first_block: int) -> List[int]:
-        first, end = (_within(token, _ALL_TOKENS - 1, "a token") for token in tokens)
-        room = -(-end // self.unit) - first // self.unit if self.unit and end > first else 0
-        lists, held = _lists(blocks, first_block)
-        count = ctypes.c_size_t()
-        for size in (min(room, _PIECES), room):  # tokens that no cache has are refused at the first
-            out = (ctypes.c_uint32 * max(1, size))()
-            call(lib.kv_checksums_take, self._checksums, side, lists, first, end, _within(layer, _ALL_LAYERS, "layer"), out,
-                 size, ctypes.byref(count))
-            if count.value <= size:
-                break
-        del held
-        return out[:count.value]
 
 
 def find_packing(write: Callable[[List[int], List[int]], Sequence[int]], *, block_tokens: int, heads: int,

@@ -1,29 +1,14 @@
 // The C interface: what its results, errors and structs promise, and what it does with nonsense.
-#include <baton/baton.h>
-
+#include "tests/capi/side.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
 namespace {
 
 using baton::until;
+using baton::capi_tests::kLong;
+using baton::capi_tests::Side;
 using ::testing::HasSubstr;
-constexpr int64_t kLong = 60'000'000'000;
-
-struct Side {
-  explicit Side(const char* name) : memory(1 << 16) {
-    baton_agent_options options;
-    baton_agent_options_init(&options, sizeof options);
-    options.name = name;
-    EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
-    EXPECT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
-  }
-  ~Side() { baton_agent_destroy(agent); }
-  std::vector<char> memory;
-  baton_descriptor whole{reinterpret_cast<uint64_t>(memory.data()), memory.size(), 0};
-  baton_agent* agent = nullptr;
-  baton_error error = BATON_ERROR_INIT;
-};
 
 struct Capi : ::testing::Test {
   Capi() {
@@ -74,7 +59,7 @@ TEST_F(Capi, MemoryFilesAreAskedForBeforeTheyGrow) {
 }
 
 TEST_F(Capi, ATransferFromMakeToRelease) {
-  a.memory[7] = 'x';
+  a.memory()[7] = 'x';
   const baton_transfer write = make();
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_POSTED);
   EXPECT_EQ(error.result, BATON_ERR_NOT_POSTED);
@@ -86,7 +71,7 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   ASSERT_EQ(baton_transfer_wait(a.agent, write, kLong, &error), BATON_OK) << error.text;
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_OK);
   EXPECT_EQ(baton_transfer_local_free(a.agent, write, &error), BATON_OK);
-  EXPECT_EQ(b.memory[7], 'x');
+  EXPECT_EQ(b.memory()[7], 'x');
   EXPECT_EQ(baton_transfer_telemetry(a.agent, write, &telemetry, &error), BATON_OK);
   EXPECT_EQ(telemetry.bytes, 100u);
   EXPECT_EQ(telemetry.descriptors, 1u);
@@ -149,7 +134,7 @@ TEST_F(Capi, RowsAreRegisteredAndPreparedOrNeither) {
             BATON_OK)
       << error.text;
   EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_OK) << error.text;
-  EXPECT_EQ(b.memory[0], 'y');
+  EXPECT_EQ(b.memory()[0], 'y');
   for (const baton_list each : {list, remote}) {
     EXPECT_EQ(baton_list_release(a.agent, each, &error), BATON_OK);
   }
@@ -173,10 +158,10 @@ TEST_F(Capi, RowsAreRegisteredAndPreparedOrNeither) {
 }
 
 TEST_F(Capi, WhatIsRunIsOverWhateverCameOfIt) {
-  a.memory[7] = 'x';
+  a.memory()[7] = 'x';
   const baton_transfer write = make();
   EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_OK) << error.text;
-  EXPECT_EQ(b.memory[7], 'x');
+  EXPECT_EQ(b.memory()[7], 'x');
   EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_run(nullptr, write, kLong, &error), BATON_ERR_INVALID_PARAM);
   // One whose agent went.
@@ -233,30 +218,6 @@ TEST_F(Capi, ErrorsFitWhatTheCallerHas) {
   const std::string long_name(3000, 'n');
   EXPECT_EQ(baton_notify(a.agent, long_name.c_str(), "", 0, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(std::strlen(error.text), sizeof error.text - 1);
-}
-
-TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
-  baton_agent_stats stats{};
-  stats.size = offsetof(baton_agent_stats, running);
-  stats.running = 4711;
-  ASSERT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
-  EXPECT_EQ(stats.running, 4711u);
-  EXPECT_EQ(stats.size, offsetof(baton_agent_stats, running));
-  stats.size = sizeof stats;
-  ASSERT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
-  EXPECT_EQ(stats.running, 0u);
-  EXPECT_EQ(stats.remotes, 1u);
-  EXPECT_EQ(stats.registered, 1u);
-  stats.size = 0;
-  EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_ERR_INVALID_PARAM);
-  // Options that end before the listener does: defaults for the rest.
-  baton_agent_options options;
-  std::memset(&options, 0xff, sizeof options);
-  baton_agent_options_init(&options, offsetof(baton_agent_options, listen_host));
-  options.name = "older";
-  baton_agent* agent = nullptr;
-  ASSERT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
-  baton_agent_destroy(agent);
 }
 
 TEST_F(Capi, NullOutputPointersCreateNothing) {
@@ -385,10 +346,10 @@ TEST_F(Capi, AForkedChildHasNoAgentOfItsParents) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status)) << status;
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  a.memory[7] = 'x';
+  a.memory()[7] = 'x';
   ASSERT_GE(baton_transfer_post(a.agent, transfer, nullptr, 0, &error), 0) << error.text;
   EXPECT_EQ(baton_transfer_wait(a.agent, transfer, 60'000'000'000, &error), BATON_OK) << error.text;
-  EXPECT_EQ(b.memory[7], 'x');
+  EXPECT_EQ(b.memory()[7], 'x');
 }
 
 TEST_F(Capi, EveryNumberHasAName) {

@@ -1,7 +1,6 @@
 // KV connectors in C: decode here, prefill in a process of its own that is killed (connector_peer),
 // and what is refused. What connectors do is tested in tests/kvtransfer/ and tests/python/.
-#include <baton/baton.h>
-
+#include "tests/capi/side.h"
 #include "tests/peer_process.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -11,7 +10,7 @@ namespace {
 using baton::until;
 using ::testing::HasSubstr;
 
-constexpr int64_t kLong = 60'000'000'000;
+using baton::capi_tests::kLong;
 constexpr uint32_t kLayers = 3, kBlocks = 8, kBlockTokens = 16, kRow = 16;
 
 class Peer : public baton::PeerProcess {
@@ -21,10 +20,6 @@ class Peer : public baton::PeerProcess {
 
 struct ConnectorInC : ::testing::Test {
   void SetUp() override {
-    baton_kv_connector_options options;
-    baton_kv_connector_options_init(&options, sizeof options);
-    options.name = "decode-in-C";
-    ASSERT_EQ(baton_kv_connector_create(&options, &connector, &error), BATON_OK) << error.text;
     baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
     baton_kv_group group{sizeof group, nullptr, kLayers, kBlocks, kBlockTokens, 0, 2, 0, 2};
     // One tensor, [K or V][block]... of each layer.
@@ -68,7 +63,7 @@ struct ConnectorInC : ::testing::Test {
     until([&] { return baton_kv_load_end(connector, id, &error) != BATON_IN_PROGRESS; },
           [&] { baton_kv_connector_wait(connector, kLong, &error); });
   }
-  baton_kv_connector* connector = nullptr;
+  baton_kv_connector* connector = baton::capi_tests::open_connector("decode-in-C");
   baton_kv_layout* layout = nullptr;
   std::vector<uint8_t> cache[kLayers];
   std::vector<int32_t> tokens;

@@ -233,48 +233,7 @@ TEST_F(KvInC, NonsenseIsAnErrorAndNoCrash) {
   baton_kv_plan_destroy(plan);
 }
 
-TEST_F(KvInC, NonsenseAboutChecksumsAndPackingsIsRefused) {
-  baton_kv_checksums* sums = nullptr;
-  baton_kv_checksums_info info{};
-  size_t count = 99;
-  uint32_t numbers[4] = {7, 7, 7, 7};
-  const int64_t block = 1;
-  const baton_kv_blocks blocks{&block, 1, 0};
-  const baton_kv_blocks none{nullptr, 77, 0};
-  EXPECT_EQ(baton_kv_checksums_create(here.layout, nullptr, nullptr, &sums, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_kv_checksums_create(here.layout, theirs, nullptr, nullptr, &error),
-            BATON_ERR_INVALID_PARAM);
-  const baton_kv_share share{sizeof share, 2, 2, 0};
-  EXPECT_EQ(baton_kv_checksums_create(here.layout, theirs, &share, &sums, &error),
-            BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(sums, nullptr);
-  baton_kv_checksums_destroy(nullptr);
-  EXPECT_EQ(baton_kv_checksums_get_info(nullptr, &info, &error), BATON_ERR_INVALID_PARAM);
-  ASSERT_EQ(baton_kv_checksums_create(here.layout, theirs, nullptr, &sums, &error), BATON_OK)
-      << error.text;
-  EXPECT_EQ(baton_kv_checksums_get_info(sums, &info, &error), BATON_ERR_INVALID_PARAM)
-      << "its size is 0";
-  info.size = sizeof info;
-  ASSERT_EQ(baton_kv_checksums_get_info(sums, &info, &error), BATON_OK) << error.text;
-  EXPECT_GT(info.unit, 0u);
-  const auto take = [&](const baton_kv_checksums* which, int32_t of_target,
-                        const baton_kv_blocks* where, uint32_t* out, size_t room) {
-    return baton_kv_checksums_take(which, of_target, where, 0, info.unit, kLayers[0], out, room,
-                                   &count, &error);
-  };
-  EXPECT_EQ(take(nullptr, 0, &blocks, numbers, 4), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(take(sums, 0, nullptr, numbers, 4), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(take(sums, 0, &none, numbers, 4), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(take(sums, 0, &blocks, nullptr, 4), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(take(sums, 1, &blocks, numbers, 4), BATON_ERR_INVALID_PARAM) << "it is not here";
-  EXPECT_EQ(take(sums, 0, &blocks, numbers, 0), BATON_OK) << error.text;
-  EXPECT_EQ(count, 1u);
-  EXPECT_EQ(numbers[0], 7u) << "there was no room";
-  EXPECT_EQ(take(sums, 0, &blocks, numbers, 4), BATON_OK) << error.text;
-  EXPECT_EQ(numbers[1], 7u);
-  baton_kv_checksums_destroy(sums);
-
+TEST_F(KvInC, NonsenseAboutPackingsAndRanksIsRefused) {
   baton_kv_layout* layout = nullptr;
   ASSERT_EQ(baton_kv_layout_create(&here.model, &layout, &error), BATON_OK) << error.text;
   const auto add = [&](const char* packing) {
@@ -298,7 +257,8 @@ TEST_F(KvInC, NonsenseAboutChecksumsAndPackingsIsRefused) {
   const int64_t extreme[] = {INT64_MIN, INT64_MAX, 1, 2};
   EXPECT_EQ(baton_kv_find_packing(extreme, 4, 2, 1, 1, &found, &error), BATON_ERR_INVALID_PARAM);
 
-  uint32_t first = 0, heads = 0;
+  size_t count = 99;
+  uint32_t numbers[4] = {}, first = 0, heads = 0;
   EXPECT_EQ(baton_kv_shard_heads(8, 2, 2, &first, &heads, &error), BATON_ERR_INVALID_PARAM);
   EXPECT_EQ(baton_kv_shard_heads(8, 2, 1, nullptr, &heads, &error), BATON_ERR_INVALID_PARAM);
   ASSERT_EQ(baton_kv_shard_heads(8, 2, 1, &first, &heads, &error), BATON_OK) << error.text;

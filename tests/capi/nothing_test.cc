@@ -2,8 +2,7 @@
 // come out are NULL and 0, whatever lay there before, so that a caller may give back what he has on
 // every path. And numbers that nobody means: counts of all memory, times before the beginning and
 // after the end.
-#include <baton/baton.h>
-
+#include "tests/capi/side.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
@@ -16,10 +15,6 @@ constexpr size_t kHuge[] = {SIZE_MAX, SIZE_MAX - 7, SIZE_MAX / 2 + 1};
 struct Nothing : ::testing::Test {
   Nothing() {
     EXPECT_EQ(baton_agent_open("nothing", &agent, &error), BATON_OK) << error.text;
-    baton_kv_connector_options options;
-    baton_kv_connector_options_init(&options, sizeof options);
-    options.name = "nothing";
-    EXPECT_EQ(baton_kv_connector_create(&options, &connector, &error), BATON_OK) << error.text;
     EXPECT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK) << error.text;
     EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, &whole, 1, &group, &paged, &error),
               BATON_OK)
@@ -46,7 +41,7 @@ struct Nothing : ::testing::Test {
   baton_kv_group group{sizeof group, nullptr, 1, 4, 4, 0, 1, 0, 1};
   baton_kv_paged paged{sizeof paged, 8, BATON_KV_BYTE, BATON_KV_NHD, BATON_KV_STACKED, 0};
   baton_agent* agent = nullptr;
-  baton_kv_connector* connector = nullptr;
+  baton_kv_connector* connector = baton::capi_tests::open_connector("nothing");
   baton_kv_layout* layout = nullptr;
   baton_error error = BATON_ERROR_INIT;
 };
@@ -125,12 +120,6 @@ TEST_F(Nothing, ComesOutOfOtherCallsThatFailed) {
       return baton_kv_find_packing(written, 2, 1, 1, 1, out, &error);
     });
   }
-  fails<baton_kv_checksums*>("checksums", [&](baton_kv_checksums** out) {
-    return baton_kv_checksums_create(nullptr, layout, nullptr, out, &error);
-  });
-  fails<size_t>("take", [&](size_t* out) {
-    return baton_kv_checksums_take(nullptr, 0, nullptr, 0, 1, 0, nullptr, 0, out, &error);
-  });
   fails<size_t>("heard", [&](size_t* out) {
     return baton_kv_ranks_heard(8, 0, 0, 0, nullptr, 0, out, &error);
   });

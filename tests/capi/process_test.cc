@@ -68,11 +68,7 @@ TEST(Process, SignalsComeToItsOwnThreads) {
   const std::set<std::string> before = entries("/proc/self/task");
   const Side one("one");
   ASSERT_TRUE(one.good());
-  baton_kv_connector_options options;
-  baton_kv_connector_options_init(&options, sizeof options);
-  options.name = "connector";
-  baton_kv_connector* connector = nullptr;
-  ASSERT_EQ(baton_kv_connector_create(&options, &connector, nullptr), BATON_OK);
+  baton_kv_connector* const connector = open_connector("connector");
   int made = 0;
   for (const std::string& task : entries("/proc/self/task")) {
     if (before.contains(task)) continue;
@@ -105,11 +101,7 @@ TEST(Process, WhatItExecutesInheritsNothing) {
   const auto there = reinterpret_cast<uint64_t>(c.memory());
   EXPECT_EQ(baton_transfer_run(b.agent, b.make(BATON_WRITE, "c", there), kLong, &b.error), BATON_OK)
       << b.error.text;
-  baton_kv_connector_options options;
-  baton_kv_connector_options_init(&options, sizeof options);
-  options.name = "connector";
-  baton_kv_connector* connector = nullptr;
-  ASSERT_EQ(baton_kv_connector_create(&options, &connector, &a.error), BATON_OK);
+  baton_kv_connector* const connector = open_connector("connector");
   for (const int fd : open_ones()) {
     if (before.contains(fd)) continue;
     char path[64], what[256] = "";
@@ -123,11 +115,7 @@ TEST(Process, WhatItExecutesInheritsNothing) {
 TEST(Process, WhatIsDestroyedIsGone) {
   const auto round = [] {
     EXPECT_TRUE(two_agents_work());
-    baton_kv_connector_options options;
-    baton_kv_connector_options_init(&options, sizeof options);
-    options.name = "connector";
-    baton_kv_connector* connector = nullptr;
-    EXPECT_EQ(baton_kv_connector_create(&options, &connector, nullptr), BATON_OK);
+    baton_kv_connector* const connector = open_connector("connector");
     baton_kv_connector_destroy(connector);
   };
   for (int i = 0; i < 3; ++i) round();
@@ -164,11 +152,7 @@ TEST(Process, SignalsInterruptNoCall) {
     EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(50));
     EXPECT_EQ(baton_notify(a.agent, "b", "x", 1, &a.error), BATON_OK);
     EXPECT_EQ(baton_wait_message(b.agent, kLong, nullptr, nullptr, &b.error), BATON_OK);
-    baton_kv_connector_options options;
-    baton_kv_connector_options_init(&options, sizeof options);
-    options.name = "connector";
-    baton_kv_connector* connector = nullptr;
-    EXPECT_EQ(baton_kv_connector_create(&options, &connector, &a.error), BATON_OK);
+    baton_kv_connector* const connector = open_connector("connector");
     // It has just begun, so something may happen; but not a hundred times.
     int32_t result = BATON_OK;
     for (int i = 0; i < 100 && result == BATON_OK; ++i) {

@@ -68,7 +68,8 @@ TEST_F(SessionInC, ACacheThatNoEngineHasIsRefused) {
     EXPECT_EQ(create(cache(more)), BATON_ERR_INVALID_PARAM) << more;
     EXPECT_EQ(session, nullptr);
   }
-  for (const char* text : {"", "{", "[]", "null", "{}", "{\"rows\": []}"}) {
+  for (const char* text :
+       {"", "{", "[]", "null", "{}", "{\"rows\": []}", "{\"identity\": \"a\", \"rows\": []}"}) {
     EXPECT_EQ(create(text), BATON_ERR_INVALID_PARAM) << text;
   }
   EXPECT_EQ(create(std::string(1'000'000, '[')), BATON_ERR_INVALID_PARAM);

@@ -20,7 +20,7 @@ class Side {
     options.require = provider;
     options.key_file = key_file;
     good_ = baton_agent_create(&options, &agent, &error) == BATON_OK &&
-            baton_agent_register(agent, BATON_DRAM, &whole_, 1, &error) == BATON_OK;
+            baton_agent_register(agent, BATON_DRAM, &whole, 1, &error) == BATON_OK;
   }
   ~Side() {
     baton_agent_destroy(agent);
@@ -30,7 +30,7 @@ class Side {
   Side& operator=(const Side&) = delete;
   bool good() const { return good_; }
   char* memory() { return memory_; }
-  baton_descriptor part(size_t bytes) const { return {whole_.address, bytes, 0}; }
+  baton_descriptor part(size_t bytes) const { return {whole.address, bytes, 0}; }
   std::string metadata() {
     baton_bytes bytes{};
     if (baton_agent_metadata(agent, &bytes, &error) != BATON_OK) return "";
@@ -53,11 +53,25 @@ class Side {
   baton_error error = BATON_ERROR_INIT;
 
  private:
-  char* memory_ = static_cast<char*>(
+  char* const memory_ = static_cast<char*>(
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   bool good_ = false;
-  const baton_descriptor whole_{reinterpret_cast<uint64_t>(memory_), kBytes, 0};
+
+ public:
+  const baton_descriptor whole{reinterpret_cast<uint64_t>(memory_), kBytes, 0};
 };
+
+// NULL, and a test that has failed, where there is none.
+inline baton_kv_connector* open_connector(const char* name, uint32_t allow_pull = 0) {
+  baton_kv_connector_options options;
+  baton_kv_connector_options_init(&options, sizeof options);
+  options.name = name;
+  options.allow_pull = allow_pull;
+  baton_kv_connector* out = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+  EXPECT_EQ(baton_kv_connector_create(&options, &out, &error), BATON_OK) << error.text;
+  return out;
+}
 
 // Two agents of this process meet and move something. For children, which cannot fail a test.
 inline bool two_agents_work(const char* key_file = nullptr) {

@@ -1,7 +1,6 @@
 // Two connectors, and threads that make every call of both at once, at random: each call ends and
 // says one of the things that it may say, and in the end all is over.
-#include <baton/baton.h>
-
+#include "tests/capi/side.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -14,12 +13,7 @@ constexpr uint32_t kLayers = 2, kBlocks = 32, kBlockTokens = 4, kIds = 6;
 constexpr int64_t kMoment = 200'000;
 
 struct Side {
-  explicit Side(const char* name) {
-    baton_kv_connector_options options;
-    baton_kv_connector_options_init(&options, sizeof options);
-    options.name = name;
-    options.allow_pull = 1;
-    EXPECT_EQ(baton_kv_connector_create(&options, &connector, &error), BATON_OK) << error.text;
+  explicit Side(const char* name) : connector(baton::capi_tests::open_connector(name, 1)) {
     const baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
     const baton_kv_group group{sizeof group, nullptr, kLayers, kBlocks, kBlockTokens, 0, 1, 0, 1};
     const baton_kv_paged paged{sizeof paged, 8, BATON_KV_BYTE, BATON_KV_NHD, BATON_KV_STACKED, 0};
@@ -40,7 +34,7 @@ struct Side {
   ~Side() { baton_kv_connector_destroy(connector); }
   Side(const Side&) = delete;
   Side& operator=(const Side&) = delete;
-  baton_kv_connector* connector = nullptr;
+  baton_kv_connector* const connector;
   std::vector<char> cache[kLayers];
   baton_error error = BATON_ERROR_INIT;
 };

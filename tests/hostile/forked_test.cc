@@ -171,8 +171,6 @@ TEST_P(Forked, CallsOfAParentsWorkerAreRefused) {
 TEST_P(Forked, ConnectorsOfTheParentGoOn) {
   kvtransfer::BatonConnectorOptions options;
   options.worker = {.name = "decode", .providers = {GetParam()}, .key = test_key()};
-  options.progress_thread = true;
-  options.answer_thread = true;
   auto connector = *kvtransfer::make_baton_connector(options);
   end_in_a_child([&] {
     if (connector->start_load({.id = 1, .prefill = connector->address()}).ok()) _exit(1);

@@ -15,38 +15,17 @@ namespace baton::kvtransfer::store {
 namespace {
 
 using std::chrono::seconds;
-using tiers::content;
 using tiers::key_of;
 using tiers::TierFound;
 using tiers::TierKey;
 using tiers::TierStore;
 
-constexpr uint32_t kLayers = 5;
-constexpr uint32_t kBlocks = 64;
-constexpr size_t kBytes = 3000;
+using Cache = tiers::TestCache<64>;
+constexpr uint32_t kLayers = tiers::kCacheLayers;
+constexpr size_t kBytes = tiers::kCacheBytes;
 const Time kLong = until_gives_up();  // for what must come
 
 ClusterKey cluster_key() { return *ClusterKey::from_bytes("a key for the tests of stores"); }
-
-struct Cache {
-  std::vector<std::byte> memory = std::vector<std::byte>(kLayers * kBlocks * kBytes);
-  tiers::TierCache view() { return {memory.data(), kLayers, kBlocks, kBytes}; }
-  void fill(uint32_t block, uint64_t number) {
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      for (size_t i = 0; i < kBytes; ++i) {
-        view().at(layer, block)[i] = content(number, layer * kBytes + i);
-      }
-    }
-  }
-  bool holds(uint32_t block, uint64_t number) {
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      for (size_t i = 0; i < kBytes; ++i) {
-        if (view().at(layer, block)[i] != content(number, layer * kBytes + i)) return false;
-      }
-    }
-    return true;
-  }
-};
 
 // An engine, as far as its tiers are concerned.
 struct Engine {

@@ -1,11 +1,13 @@
-// Records with content that follows from a number, for the tests of tiers.
+// Records and caches with content that follows from a number, for the tests of tiers.
 #pragma once
 
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kvtransfer/tiers/tier_record.h"
+#include "kvtransfer/tiers/tier_store.h"
 #include "transport/base/splitmix.h"
 
 namespace baton::kvtransfer::tiers {
@@ -29,5 +31,28 @@ inline std::shared_ptr<TierRecord> record_of(uint64_t number, const TierShape& s
   record->seal(key_of(number), number + 1);
   return record;
 }
+
+inline constexpr uint32_t kCacheLayers = 5;
+inline constexpr size_t kCacheBytes = 3000;  // of a block, in a layer
+
+template <uint32_t kBlocks>
+struct TestCache {
+  std::vector<std::byte> memory = std::vector<std::byte>(kCacheLayers * kBlocks * kCacheBytes);
+  TierCache view() { return {memory.data(), kCacheLayers, kBlocks, kCacheBytes}; }
+  void fill(uint32_t block, uint64_t number) {
+    for (size_t i = 0; i < kCacheLayers * kCacheBytes; ++i) at(block, i) = content(number, i);
+  }
+  bool holds(uint32_t block, uint64_t number) {
+    for (size_t i = 0; i < kCacheLayers * kCacheBytes; ++i) {
+      if (at(block, i) != content(number, i)) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::byte& at(uint32_t block, size_t i) {
+    return view().at(static_cast<uint32_t>(i / kCacheBytes), block)[i % kCacheBytes];
+  }
+};
 
 }  // namespace baton::kvtransfer::tiers

@@ -11,29 +11,9 @@
 namespace baton::kvtransfer::tiers {
 namespace {
 
-constexpr uint32_t kLayers = 5;
-constexpr uint32_t kBlocks = 8;
-constexpr size_t kBytes = 3000;
-
-struct Cache {
-  std::vector<std::byte> memory = std::vector<std::byte>(kLayers * kBlocks * kBytes);
-  TierCache view() { return {memory.data(), kLayers, kBlocks, kBytes}; }
-  void fill(uint32_t block, uint64_t number) {
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      for (size_t i = 0; i < kBytes; ++i) {
-        view().at(layer, block)[i] = content(number, layer * kBytes + i);
-      }
-    }
-  }
-  bool holds(uint32_t block, uint64_t number) {
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      for (size_t i = 0; i < kBytes; ++i) {
-        if (view().at(layer, block)[i] != content(number, layer * kBytes + i)) return false;
-      }
-    }
-    return true;
-  }
-};
+using Cache = TestCache<8>;
+constexpr uint32_t kLayers = kCacheLayers;
+constexpr size_t kBytes = kCacheBytes;
 
 // Two layers in each part, the last of them alone in its own.
 TierStoreOptions options(Cache& cache) {

@@ -317,16 +317,6 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AgentTest);
 
 // --- what does not depend on the route ----------------------------------------------------------
 
-TEST(Agent, NamesAreChecked) {
-  EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(agent_options("")).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      Agent::create(agent_options(std::string(kMaxAgentName + 1, 'n'))).status()));
-  AgentOptions options = agent_options("alpha", "tcp");
-  options.worker.require = "tpc";
-  EXPECT_THAT(std::string(Agent::create(options).status().message()),
-              HasSubstr("did you mean tcp?"));
-}
-
 TEST(Agent, MetadataByListener) {
   const auto a = make_agent(agent_options("alpha"));
   AgentOptions options = agent_options("server");

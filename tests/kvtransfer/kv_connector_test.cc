@@ -1,4 +1,4 @@
-// Two connectors in one process over every real provider, with and without progress threads.
+// Two connectors in one process over every real provider.
 #include "kvtransfer/kv_connector.h"
 
 #include "tests/kvtransfer/kv_pair.h"
@@ -10,14 +10,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class KvConnectorTest : public OverEveryProvider<std::tuple<std::string, bool>> {
+class KvConnectorTest : public OverEveryProvider<std::string> {
  protected:
-  KvPairOptions options() const {
-    KvPairOptions options;
-    options.provider = std::get<0>(GetParam());
-    options.threads = std::get<1>(GetParam());
-    return options;
-  }
+  KvPairOptions options() const { return {.provider = GetParam()}; }
 };
 
 TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
@@ -36,25 +31,13 @@ TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   EXPECT_FALSE(pair.decode->load(1).wrong);
 }
 
-TEST_P(KvConnectorTest, ADecodeThatStopsMakesItsJobsUnwanted) {
-  KvPair pair(options());
-  pair.prefill->stop_before_layer(2);
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.decode->start(2, pair.address(), 40).ok());
-  pair.until([&] { return pair.decode->load(1).verified == 2; });
-  pair.decode.reset();
-  pair.decode_connector = nullptr;
-  pair.until([&] { return pair.prefill->open_jobs() == 0; });
-  EXPECT_EQ(pair.prefill->unwanted(), pair.prefill->jobs_seen());
-}
-
 TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
   KvPair pair(options());
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
   pair.run_to_end();
   const std::string old = pair.address();
   pair.prefill.reset();
-  pair.prefill_connector = make_or_fail(options_for(std::get<0>(GetParam()), "prefill-1"));
+  pair.prefill_connector = make_or_fail(options_for(GetParam(), "prefill-1"));
   pair.prefill.emplace(*pair.prefill_connector, test_layout(60), 9);
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
   pair.run_to_end();
@@ -83,25 +66,17 @@ TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
 }
 
 // What holds whether prefill writes or decode reads; the last parameter is whether decode pulls.
-class KvEitherWayTest : public OverEveryProvider<std::tuple<std::string, bool, bool>> {
+class KvEitherWayTest : public OverEveryProvider<std::tuple<std::string, bool>> {
  protected:
-  KvPairOptions options() const {
-    KvPairOptions options;
-    std::tie(options.provider, options.threads, options.allow_pull) = GetParam();
-    return options;
-  }
+  static bool pulls() { return std::get<1>(GetParam()); }
+  KvPairOptions options() const { return {.provider = provider(), .allow_pull = pulls()}; }
   static absl::Status start(KvPair& pair, KvRequestId id, uint32_t tokens) {
-    KvLoad load;
-    load.id = id;
-    load.prefill = pair.address();
-    load.pull = std::get<2>(GetParam());
-    return pair.decode->start(std::move(load), tokens);
+    return pair.decode->start({.id = id, .prefill = pair.address(), .pull = pulls()}, tokens);
   }
 };
 
 TEST_P(KvEitherWayTest, EveryByteOfManyLoadsArrivesOnce) {
   KvPairOptions with = options();
-  const bool pulls = std::get<2>(GetParam());
   for (const KvSendMode mode : {KvSendMode::kLayerwise, KvSendMode::kSerialized}) {
     with.mode = mode;
     KvPair pair(with);
@@ -113,7 +88,7 @@ TEST_P(KvEitherWayTest, EveryByteOfManyLoadsArrivesOnce) {
       load.id = id;
       load.prefill = pair.address();
       load.first_token = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-      load.pull = pulls && id % 5 != 0;  // both ways, beside each other
+      load.pull = pulls() && id % 5 != 0;  // both ways, beside each other
       const uint32_t blocks =
           (tokens + kTestBlockTokens - 1) / kTestBlockTokens - load.first_token / kTestBlockTokens;
       all += blocks;
@@ -133,7 +108,7 @@ TEST_P(KvEitherWayTest, EveryByteOfManyLoadsArrivesOnce) {
     EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
     EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, pushed * 6 * 8 * 200);
     EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, all * 6 * 8 * 200);
-    EXPECT_THAT(pair.decode_connector->stats().route, HasSubstr(std::get<0>(GetParam())));
+    EXPECT_THAT(pair.decode_connector->stats().route, HasSubstr(provider()));
   }
 }
 
@@ -302,21 +277,15 @@ TEST_P(KvConnectorTest, MisuseIsRefused) {
   pair.until([&] { return decode.end_load(1); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest,
+INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvConnectorTest);
+INSTANTIATE_TEST_SUITE_P(Providers, KvEitherWayTest,
                          ::testing::Combine(::testing::ValuesIn(real_providers()),
                                             ::testing::Bool()),
                          [](const auto& param) {
                            return std::get<0>(param.param) +
-                                  (std::get<1>(param.param) ? "_threads" : "_inline");
-                         });
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvConnectorTest);
-INSTANTIATE_TEST_SUITE_P(Providers, KvEitherWayTest,
-                         ::testing::Combine(::testing::ValuesIn(real_providers()),
-                                            ::testing::Bool(), ::testing::Bool()),
-                         [](const auto& param) {
-                           return std::get<0>(param.param) +
-                                  (std::get<1>(param.param) ? "_threads" : "_inline") +
-                                  (std::get<2>(param.param) ? "_pull" : "_push");
+                                  (std::get<1>(param.param) ? "_pull" : "_push");
                          });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvEitherWayTest);
 

@@ -277,12 +277,8 @@ void TestPrefill::compute(Job& job) {
 
 absl::Status TestDecode::start(KvRequestId id, const std::string& prefill, uint32_t tokens,
                                uint32_t first_token, Time timeout) {
-  KvLoad load;
-  load.id = id;
-  load.prefill = prefill;
-  load.first_token = first_token;
-  load.timeout = timeout;
-  return start(std::move(load), tokens);
+  return start({.id = id, .prefill = prefill, .first_token = first_token, .timeout = timeout},
+               tokens);
 }
 
 absl::Status TestDecode::start(KvLoad load, uint32_t tokens) {

@@ -40,7 +40,6 @@ inline std::unique_ptr<KvConnector> make_or_fail(const BatonConnectorOptions& op
 
 struct KvPairOptions {
   std::string provider;
-  bool threads = false;  // progress threads
   KvSendMode mode = KvSendMode::kLayerwise;
   std::string shape;  // of the prefill worker's link
   Timeline* timeline = nullptr;
@@ -59,7 +58,6 @@ struct KvPair {
     p.mode = options.mode;
     p.allow_pull = options.allow_pull;
     p.max_lease = options.max_lease;
-    p.progress_thread = d.progress_thread = options.threads;
     p.worker.timeline = d.worker.timeline = options.timeline;
     p.worker.clock = d.worker.clock = options.clock;
     p.worker.max_transfers = d.worker.max_transfers = options.max_transfers;

@@ -1,7 +1,9 @@
 // Plans: what they move, for random pairs of layouts, against a walk over every element; what they
-// refuse; how far they coalesce. tests/python/kv_plan_test.py does the first again, against numpy.
+// refuse; how far they coalesce; and that both ends take the same checksums.
+// tests/python/kv_plan_test.py does the first again, against numpy.
 #include "kvtransfer/kv_plan.h"
 
+#include "kvtransfer/kv_checksums.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 
@@ -256,6 +258,50 @@ void put(Rank& worker, size_t group, KvTokens tokens) {
   }
 }
 
+std::vector<uint32_t> sums_of(const KvChecksums& sums, KvChecksums::Side side, const Rank& rank,
+                              KvTokens tokens, uint32_t layer) {
+  std::vector<uint64_t> addresses;
+  for (const auto& buffer : rank.buffers) {
+    addresses.push_back(reinterpret_cast<uint64_t>(buffer.data()));
+  }
+  std::vector<uint32_t> out;
+  const absl::Status status =
+      sums.add(side, addresses, tokens, {rank.first_block[0], rank.pages[0]}, layer, out);
+  EXPECT_TRUE(status.ok()) << status;
+  return out;
+}
+
+// What has moved has the same checksums at both ends; with one byte of it wrong it has not.
+void check_sums(const Rank& source, Rank& target, const KvShare& share, KvTokens tokens,
+                uint64_t wrong_byte) {
+  const auto sums = KvChecksums::make(source.layout, target.layout, share);
+  ASSERT_TRUE(sums.ok()) << sums.status();
+  if (sums->unit() == 0) return;
+  for (const uint32_t layer : target.layout.groups[0].layers) {
+    const auto sent = sums_of(*sums, KvChecksums::Side::kSource, source, tokens, layer);
+    const auto here = [&] {
+      return sums_of(*sums, KvChecksums::Side::kTarget, target, tokens, layer);
+    };
+    EXPECT_FALSE(sent.empty());
+    ASSERT_EQ(here(), sent);
+    // The first head that moves, in its first token.
+    const KvPart& part = sums->plan().parts()[0];
+    const KvGroup& group = target.layout.groups[0];
+    const KvField& field = group.fields[part.boxes[0].target_field];
+    uint32_t index = 0;
+    ASSERT_NE(sums->plan().find_layer(layer, &index), nullptr);
+    const KvPlace& place = field.places[part.layers[index].target_index];
+    const uint64_t at =
+        offset_of(group, field, part.layers[index].target_index,
+                  target.pages[0][tokens.begin / group.block_tokens - target.first_block[0]],
+                  field.per_block ? 0 : tokens.begin, part.heads.first, 0) +
+        wrong_byte % bytes_of(field.dtype);
+    target.buffers[place.buffer][at] ^= 1;
+    EXPECT_NE(here(), sent) << "byte " << at;
+    target.buffers[place.buffer][at] ^= 1;
+  }
+}
+
 class Case {
  public:
   explicit Case(uint32_t seed) : random_(seed) {
@@ -447,6 +493,9 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
                 return absl::OkStatus();
               });
           ASSERT_TRUE(status.ok()) << status;
+          if (plan->source().groups.size() == 1) {
+            check_sums(source, target, {ranks, rank, test.turn()}, kept, seed);
+          }
         }
       }
       ASSERT_EQ(target.buffers, expected.buffers);

@@ -74,11 +74,7 @@ class Process {
 };
 
 KvLoad load_of(KvRequestId id, const std::string& prefill, bool pull) {
-  KvLoad load;
-  load.id = id;
-  load.prefill = prefill;
-  load.pull = pull;
-  return load;
+  return {.id = id, .prefill = prefill, .pull = pull};
 }
 
 // An engine that tells its address and prefills for ever.
@@ -120,14 +116,11 @@ class KvProcessesTest : public OverEveryProvider<std::string> {
 };
 
 TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
-  for (const auto& [threads, pull] :
-       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+  for (const bool pull : {false, true}) {
     Line line;
     Process prefill(Process::kPrefill, GetParam(), UINT32_MAX, line);
     const std::string address = line.get();
-    BatonConnectorOptions options = options_for(GetParam(), "decode-0");
-    options.progress_thread = threads;
-    auto connector = make_or_fail(options);
+    auto connector = make_or_fail(options_for(GetParam(), "decode-0"));
     ASSERT_NE(connector, nullptr);
     TestDecode decode(*connector, test_layout(80), 2);
     for (KvRequestId id = 1; id <= 20; ++id) {

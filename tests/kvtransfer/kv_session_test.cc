@@ -5,7 +5,6 @@
 #include <zlib.h>
 
 #include "absl/strings/escaping.h"
-#include "kvtransfer/session/direct_mover.h"
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
 #include "tests/until.h"
@@ -14,14 +13,7 @@ namespace baton::kvtransfer {
 namespace {
 
 struct DirectSession : ::testing::Test {
-  DirectSession() {
-    std::memset(prefill.block(5), 42, kBytes);
-    KvSessionOptions options;
-    options.agent = decode.its.get();
-    options.clock = &clock;
-    options.start_thread = false;
-    session = *session::make_direct_session(decode.cache().dump(), std::move(options));
-  }
+  DirectSession() { std::memset(prefill.block(5), 42, kBytes); }
   ~DirectSession() override { session->close(); }
 
   // Orders a block of prefill's for this one here, which prefill hears. Returns what it hears.
@@ -82,7 +74,7 @@ struct DirectSession : ::testing::Test {
   ManualClock clock;
   SessionSide prefill{"prefill/0", false};
   SessionSide decode{"decode/0", true};
-  std::unique_ptr<KvSession> session;
+  std::unique_ptr<KvSession> session = decode.session(clock);
 };
 
 TEST_F(DirectSession, BelievesWhatHasTheChecksumThatPrefillTook) {
@@ -127,13 +119,6 @@ TEST_F(DirectSession, AWordToAnEarlierLoadOfTheTransferIsNotTakenForThisOne) {
 
 // Both ends are ours; nothing moves but by turn().
 struct TwoSessions : ::testing::Test {
-  std::unique_ptr<KvSession> session_of(SessionSide& side) {
-    KvSessionOptions options;
-    options.agent = side.its.get();
-    options.clock = &clock;
-    options.start_thread = false;
-    return *session::make_direct_session(side.cache().dump(), std::move(options));
-  }
   ~TwoSessions() override {
     from->close();
     into->close();
@@ -169,7 +154,7 @@ struct TwoSessions : ::testing::Test {
   bool push = true;
   ManualClock clock;
   SessionSide prefill{"prefill/0", false}, decode{"decode/0", false};
-  std::unique_ptr<KvSession> from = session_of(prefill), into = session_of(decode);
+  std::unique_ptr<KvSession> from = prefill.session(clock), into = decode.session(clock);
 };
 
 // Prefill answers that the first load is over when the second has been ordered.

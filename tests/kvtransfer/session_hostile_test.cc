@@ -8,7 +8,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "kvtransfer/session/direct_mover.h"
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
@@ -98,8 +97,8 @@ class SessionHostileTest : public ::testing::Test {
         side->memory[i] = static_cast<std::byte>(i % 251 + (side == &evil_ ? 1 : 0));
       }
     }
-    from_ = session_of(prefill_);
-    into_ = session_of(decode_);
+    from_ = prefill_.session(clock_, kHour);
+    into_ = decode_.session(clock_, kHour);
     EXPECT_TRUE(evil_.its->ask_metadata("prefill/0", from_->address()).ok());
     until([&] { return evil_.its->has_remote("prefill/0"); });
     metadata_ = absl::BytesToHexString(*evil_.its->metadata());
@@ -109,14 +108,6 @@ class SessionHostileTest : public ::testing::Test {
     into_->close();
   }
 
-  std::unique_ptr<KvSession> session_of(SessionSide& side) {
-    KvSessionOptions options;
-    options.agent = side.its.get();
-    options.clock = &clock_;
-    options.start_thread = false;
-    options.lease = options.max_lease = kHour;
-    return *session::make_direct_session(side.cache().dump(), std::move(options));
-  }
   void turn() {
     for (const AgentMessage& each : evil_.its->messages()) {
       json heard = json::parse(each.payload);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvtransfer/agent.h"
+#include "kvtransfer/session/direct_mover.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -39,6 +40,15 @@ struct SessionSide {
             {"rows", {{address(), kBytes, 0, kBytes, kBlocks}}},
             {"kinds", {{{"block_tokens", 16}, {"bytes", kBytes}, {"whole", "a test's"}}}},
             {"layers", {0}}};
+  }
+  // One that moves nothing but by turn(). `lease`: zero for the default.
+  std::unique_ptr<KvSession> session(const Clock& clock, Time lease = Time::zero()) const {
+    KvSessionOptions options;
+    options.agent = its.get();
+    options.clock = &clock;
+    options.start_thread = false;
+    if (lease != Time::zero()) options.lease = options.max_lease = lease;
+    return *session::make_direct_session(cache().dump(), std::move(options));
   }
   std::vector<std::byte> memory;
   std::unique_ptr<Agent> its;

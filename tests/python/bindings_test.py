@@ -13,7 +13,7 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "agent_stats": _library.Stats, "telemetry": _library.Telemetry, "kv_model": _library.KvModel,
            "kv_group": _library.KvGroup, "kv_paged": _library.KvPaged, "kv_field": _library.KvField,
            "kv_share": _library.KvShare, "kv_plan_info": _library.KvPlanInfo,
-           "kv_checksums_info": _library.KvChecksumsInfo, "kv_blocks": _library.KvBlocks,
+           "kv_blocks": _library.KvBlocks,
            "kv_request": _library.KvRequest, "kv_connector_options": _library.KvConnectorOptions,
            "kv_connector_stats": _library.KvConnectorStats, "kv_load": _library.KvLoad, "kv_job": _library.KvJob,
            "kv_binding": _library.KvBinding, "kv_run": _library.KvRun,

@@ -547,33 +547,6 @@ int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* pla
                                     const baton_kv_request* request, const void* message,
                                     size_t message_size, baton_transfer* out, baton_error* error);
 
-// Checksums of what a plan moves, which both ends can take, each of its own cache: the two make
-// this of the same two layouts, and the numbers are equal. A piece is `unit` tokens of a layer; its
-// checksum is the CRC-32 of all of its bytes that move, in the order in which they lie in the
-// target: that of a block where whole blocks move that are alike. What chance does to bytes is
-// found, and not malice. kvtransfer/kv_checksums.h
-typedef struct baton_kv_checksums baton_kv_checksums;
-// Layouts of one group each. Errors as for a plan; BATON_ERR_BACKEND: a piece would be in more than
-// a million runs.
-int32_t baton_kv_checksums_create(const baton_kv_layout* source, const baton_kv_layout* target,
-                                  const baton_kv_share* share, baton_kv_checksums** out,
-                                  baton_error* error);
-void baton_kv_checksums_destroy(baton_kv_checksums* checksums);  // NULL: nothing
-typedef struct baton_kv_checksums_info {
-  size_t size;         // sizeof(baton_kv_checksums_info)
-  uint64_t run_bytes;  // of a piece that is one run at both ends; 0: it is in several
-  uint32_t unit;       // tokens of a piece; 0: nothing moves
-} baton_kv_checksums_info;
-int32_t baton_kv_checksums_get_info(const baton_kv_checksums* checksums,
-                                    baton_kv_checksums_info* out, baton_error* error);
-// The checksums of tokens [first_token, end_token), rounded outwards to pieces, in one layer of the
-// source or of the target. `blocks` belong to that side; its layout was made in this process, in
-// BATON_DRAM. Writes at most `room` of them to `out`; `count`: how many there are.
-int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_target,
-                                const baton_kv_blocks* blocks, uint64_t first_token,
-                                uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
-                                size_t* count, baton_error* error);
-
 // --- KV sessions --------------------------------------------------------------------------------
 //
 // KV of requests that goes from the engine that computes a prompt (prefill) to the one that goes on

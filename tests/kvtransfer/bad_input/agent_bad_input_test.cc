@@ -271,6 +271,9 @@ TEST_F(AgentBadInput, OptionsThatMakeNoAgent) {
   AgentOptions options = agent_options("gamma", "tcp");
   options.metadata_store = "gopher://127.0.0.1";
   EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(options).status()));
+  options = agent_options("gamma", "tcp");
+  options.worker.require = "tpc";
+  EXPECT_THAT(Agent::create(options).status().message(), HasSubstr("did you mean tcp?"));
   const char* const key_file = std::getenv("BATON_KEY_FILE");
   const std::string before = key_file != nullptr ? key_file : "";
   setenv("BATON_KEY_FILE", "/nowhere/at.all", 1);

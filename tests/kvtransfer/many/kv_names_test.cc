@@ -27,12 +27,7 @@ std::string slow_name(const std::string& address) {
 
 struct KvNames : ::testing::TestWithParam<bool> {
   KvLoad load_of(KvRequestId id, const std::string& prefill) const {
-    KvLoad load;
-    load.id = id;
-    load.prefill = prefill;
-    load.pull = GetParam();
-    load.timeout = kLongEnough;
-    return load;
+    return {.id = id, .prefill = prefill, .timeout = kLongEnough, .pull = GetParam()};
   }
   KvPair pair{{.provider = "tcp", .allow_pull = true}};
   std::string slow = slow_name(pair.address());

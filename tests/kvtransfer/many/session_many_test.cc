@@ -5,7 +5,6 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/session/direct_mover.h"
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
@@ -20,14 +19,8 @@ constexpr Time kMinute = std::chrono::seconds(60);
 enum Way : uint64_t { kRead, kPush, kHears, kWays };
 
 struct End : SessionSide {
-  End(const std::string& name, const Clock& clock) : SessionSide(name, false) {
-    KvSessionOptions options;
-    options.agent = its.get();
-    options.clock = &clock;
-    options.start_thread = false;
-    options.lease = options.max_lease = kMinute;
-    session = *session::make_direct_session(cache().dump(), std::move(options));
-  }
+  End(const std::string& name, const Clock& clock)
+      : SessionSide(name, false), session(SessionSide::session(clock, kMinute)) {}
   ~End() { session->close(); }
   std::unique_ptr<KvSession> session;
 };
@@ -64,15 +57,16 @@ class SessionManyTest : public ::testing::Test {
       for (int i = 0; i < 20; ++i) turn();
     }
   }
-  static void load(End& end, const KvTransfer& from, KvRequestId id, Way way, uint32_t block = 1,
-                   Time timeout = std::chrono::seconds(30)) {
+  static void load(End& end, const KvTransfer& from, KvRequestId id, Way way,
+                   std::vector<uint32_t> blocks = {1}, Time timeout = std::chrono::seconds(30)) {
     KvOrder order{.id = id, .from = from, .timeout = timeout};
     order.push = way == kPush;
     if (way == kHears) {
       order.loads = 1;
       order.from.workers = {{absl::StrCat(from.agent, "/0"), from.address}};
     }
-    order.runs.push_back({0, {block}, {0, 16}});
+    const size_t tokens = 16 * blocks.size();
+    order.runs.push_back({0, std::move(blocks), {0, tokens}});
     EXPECT_TRUE(end.session->load(std::move(order)).ok());
   }
   KvTransfer at(const End& prefill, const std::string& transfer) {
@@ -144,7 +138,7 @@ TEST_F(SessionManyTest, APrefillThatIsClosedWithManyReaders) {
     const uint64_t send = prefill.session->open(name, 32);
     ASSERT_TRUE(prefill.session->save(send, 0, 1, {2}).ok());  // its first block never comes
     if (i % 2 == 0) prefill.session->hold(send), sends.insert(send);
-    load(*ends_[1 + i % 4], at(prefill, name), i, Way(i % kWays), static_cast<uint32_t>(i % 8));
+    load(*ends_[1 + i % 4], at(prefill, name), i, Way(i % kWays), {static_cast<uint32_t>(i % 8)});
   }
   pass(std::chrono::seconds(1));
   prefill.session->close();
@@ -164,14 +158,7 @@ struct SessionWays : SessionManyTest, ::testing::WithParamInterface<uint64_t> {
   }
   // The half that is computed is on its way.
   void half(Way way, KvRequestId id = 1) {
-    KvOrder order{.id = id, .from = at(prefill, "t"), .timeout = std::chrono::minutes(10)};
-    order.push = way == kPush;
-    if (way == kHears) {
-      order.loads = 1;
-      order.from.workers = {{"prefill/0", order.from.address}};
-    }
-    order.runs.push_back({0, {3, 4}, {0, 32}});
-    EXPECT_TRUE(decode->session->load(std::move(order)).ok());
+    load(*decode, at(prefill, "t"), id, way, {3, 4}, std::chrono::minutes(10));
     until([&] { return *decode->block(3) == std::byte{42}; });
   }
   void other_half() {
@@ -217,7 +204,7 @@ TEST_P(SessionWays, TwoDecodesWithOneName) {
   half(way());
   End* const first = decode;
   decode = add("decode/0");
-  load(*decode, at(prefill, "t"), 2, way(), 3);
+  load(*decode, at(prefill, "t"), 2, way(), {3});
   pass(std::chrono::seconds(2));
   other_half();
   pass(std::chrono::minutes(11), std::chrono::seconds(10));

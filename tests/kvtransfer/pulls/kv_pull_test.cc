@@ -9,24 +9,13 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-KvLoad pull(KvRequestId id, const std::string& prefill, uint32_t first_token = 0) {
-  KvLoad load;
-  load.id = id;
-  load.prefill = prefill;
-  load.first_token = first_token;
-  load.pull = true;
-  return load;
+KvLoad pull(KvRequestId id, const std::string& prefill) {
+  return {.id = id, .prefill = prefill, .pull = true};
 }
 
-class KvPullTest : public OverEveryProvider<std::tuple<std::string, bool>> {
+class KvPullTest : public OverEveryProvider<std::string> {
  protected:
-  KvPairOptions options() const {
-    KvPairOptions options;
-    options.provider = std::get<0>(GetParam());
-    options.threads = std::get<1>(GetParam());
-    options.allow_pull = true;
-    return options;
-  }
+  KvPairOptions options() const { return {.provider = GetParam(), .allow_pull = true}; }
 };
 
 // Also one that is gone: it may have stood still, and go on.
@@ -73,13 +62,8 @@ TEST_P(KvPullTest, APrefillWithoutAllowPullSaysSo) {
   EXPECT_TRUE(pair.decode->load(2).status.ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, KvPullTest,
-                         ::testing::Combine(::testing::ValuesIn(real_providers()),
-                                            ::testing::Bool()),
-                         [](const auto& param) {
-                           return std::get<0>(param.param) +
-                                  (std::get<1>(param.param) ? "_threads" : "_inline");
-                         });
+INSTANTIATE_TEST_SUITE_P(Providers, KvPullTest, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvPullTest);
 
 }  // namespace

@@ -13,12 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 KvLoad load_of(const World& world, KvRequestId id, Time silence = seconds(1)) {
-  KvLoad load;
-  load.id = id;
-  load.prefill = world.prefill_address();
-  load.timeout = seconds(60);
-  load.silence = silence;
-  return load;
+  return {.id = id, .prefill = world.prefill_address(), .timeout = seconds(60), .silence = silence};
 }
 
 World quiet_world() {
