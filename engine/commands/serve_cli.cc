@@ -204,11 +204,6 @@ void report_ready(const ServeFlags& flags, int port) {
 }
 
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
-  std::optional<std::chrono::milliseconds> hedge_after;
-  if (flags.hedge_after.has_value()) {
-    hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
-        std::chrono::duration<double>(*flags.hedge_after));
-  }
   absl::StatusOr<std::unique_ptr<router::Router>> router =
       router::Router::start({.host = flags.host,
                              .port = flags.port,
@@ -216,7 +211,6 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .decode = flags.decode,
                              .workers_file = flags.workers,
                              .tokenizer = flags.tokenizer,
-                             .hedge_after = hedge_after,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});

@@ -273,11 +273,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                      "requests then go to the workers that report their prompts as cached")
           ->check(not_empty())
           ->type_name("DIR"));
-  added.push_back(app.add_option("--hedge-after", flags.hedge_after,
-                                 "router: seconds without output, and longer than expected, after "
-                                 "which another decode worker is asked too; 0: never (default: 1, "
-                                 "or less if the worker does not answer probes either)")
-                      ->check(real_number(0, kDay)));
   return added;
 }
 

@@ -11,8 +11,6 @@ namespace baton::engine::router {
 namespace {
 
 constexpr size_t kMaxReason = 200;
-// In seconds: an engine with a long step is quiet too, for a moment.
-constexpr double kGetsOn = 0.5;
 
 }  // namespace
 
@@ -28,7 +26,6 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
                         std::function<void()> done) {
   probe.status = 0;
   probe.body.clear();
-  probe.asked = Clock::steady().now();
   http::HttpFetchRequest get{.url = url, .path = path, .timeout = options_.timeout};
   get.headers = workers_.headers();
   get.trust = workers_.trust;
@@ -39,7 +36,6 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
        .on_end =
            [this, &probe, done = std::move(done)](const absl::Status& status) {
              if (!status.ok()) probe.status = 0;
-             if (status.ok()) workers_.waits.note_answer(Clock::steady().now() - probe.asked);
              probe.silent = absl::IsDeadlineExceeded(status);
              probe.why = std::string(status.message());
              done();
@@ -60,29 +56,6 @@ void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::
   const auto model = string_field(page, "model", "");
   const auto parsed = serve::parse_block_name(root.value_or(""));
   if (parsed.has_value()) group.set_model(worker, *parsed, model.value_or(""));
-}
-
-void HealthWatch::note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
-  const auto quiet = number_field(page, "quiet_s", 0, 1e9, 0);
-  if (quiet.value_or(0) < kGetsOn) {
-    Workers::heard(group, worker, Clock::steady().now());
-  } else {
-    group.pulses[worker].set_stuck();
-  }
-}
-
-void HealthWatch::ask(WorkerGroup& group, size_t worker) {
-  std::deque<Probe>& asked = &group == &workers_.decode ? decode_asked_ : prefill_asked_;
-  if (asked.size() < group.size()) asked.resize(group.size());
-  Probe& own = asked[worker];
-  probe(own, group.urls[worker], "/health", [&group, worker, &own] {
-    Pulse& pulse = group.pulses[worker];
-    pulse.end_question();
-    const bool answers = own.status != 0 && (own.status != 503 || drains(own));
-    if (!answers) return pulse.set_stuck();
-    const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's health");
-    note_pace(group, worker, page.ok() ? *page : nlohmann::json());
-  });
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
@@ -124,7 +97,6 @@ void HealthWatch::judge_decode(size_t worker) {
     if (workers_.lacks_prefill(worker)) return down(workers_.decode, worker, kNoPrefillForIt);
     workers_.set_up(workers_.decode, worker);
     if (page.ok()) note_model(workers_.decode, worker, *page);
-    note_pace(workers_.decode, worker, page.ok() ? *page : nlohmann::json());
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.
@@ -146,7 +118,6 @@ bool HealthWatch::judge_prefill(size_t worker) {
       address = string_field(*parsed, "address", "").value_or("");
       agent = agent_in(*parsed);
       note_model(group, worker, *parsed);
-      note_pace(group, worker, *parsed);
     }
   }
   const bool hands_over = !address.empty() || agent.known();
@@ -183,7 +154,6 @@ void HealthWatch::judge_other_prefill(size_t worker) {
   group.ways[worker] = {.known = true, .own = false, .params = true};
   if (workers_.lacks_decode(worker)) return down(group, worker, kNoDecodeForIt);
   workers_.set_up(group, worker);
-  note_pace(group, worker, {});
 }
 
 void HealthWatch::judge_pairs() {

@@ -33,9 +33,6 @@ class HealthWatch {
   void probe_all(std::function<void()> done);
   // Rounds for ever.
   void run();
-  // One worker, between rounds, by which no worker is taken for down: whether it answers is in its
-  // pulse.
-  void ask(WorkerGroup& group, size_t worker);
 
  private:
   struct Probe {
@@ -45,7 +42,6 @@ class HealthWatch {
     bool silent = false;  // no answer, and no refusal either
     std::string why;      // there is no answer
     int missed = 0;       // in a row
-    Time asked{};
   };
 
   void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
@@ -54,9 +50,6 @@ class HealthWatch {
   static bool drains(const Probe& probe);
   void down(WorkerGroup& group, size_t worker, const Probe& probe);
   void down(WorkerGroup& group, size_t worker, std::string why, bool drains = false);
-  // What its answer says of its engine: that it gets on, or not. Who says nothing of that is
-  // believed.
-  static void note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   // Takes from its answer which model it has.
   static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   // The agent that a `baton serve` reports.
@@ -76,9 +69,8 @@ class HealthWatch {
   const HealthOptions options_;
   Workers& workers_;
   const std::function<void(WorkerGroup&, size_t)> on_down_;
-  std::deque<Probe> decode_, prefill_;              // which stay where they are when workers join
-  std::deque<Probe> decode_asked_, prefill_asked_;  // between rounds
-  size_t open_ = 0;                                 // probes of this round
+  std::deque<Probe> decode_, prefill_;  // which stay where they are when workers join
+  size_t open_ = 0;                     // probes of this round
   std::unique_ptr<http::EventLoop::Timer> next_;
 };
 

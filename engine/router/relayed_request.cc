@@ -54,7 +54,6 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
   relayed->self_ = relayed;
   workers.open.insert(relayed.get());
   workers.retries.earn();
-  workers.hedges.earn();
   relayed->exchange_->on_gone([weak = std::weak_ptr<RelayedRequest>(relayed)] {
     if (const auto gone = weak.lock(); gone != nullptr) gone->close();
   });
@@ -125,13 +124,11 @@ void RelayedRequest::attempt(Leg& leg) {
         absl::StrCat("there is no decode worker for these prefill workers: ", kNoPrefillForIt)));
   }
   leg.relay->begin();
-  attempt.asked = leg.heard = Clock::steady().now();
-  if (pick_prefill(leg, attempt, {}, may_use_params(leg, attempt)) == Way::kParams) {
+  if (pick_prefill(leg, attempt) == Way::kParams) {
     ask_prefill(leg, attempt);
   } else {
     post(leg, attempt, leg.relay->next_body(address_of(attempt)));
   }
-  watch(leg);
 }
 
 // For a choice of which the client has seen nothing.
@@ -175,127 +172,20 @@ void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes
     if (attempt.error_body.size() < kErrorBytes) attempt.error_body += bytes;
     return;
   }
-  if (&attempt == leg.attempt.get()) return relay(leg, bytes);
-  attempt.held += bytes;
-  const StreamNews news = news_in(attempt.held);
-  if (news == StreamNews::kError) return drop_hedge(leg, absl::OkStatus());
-  if (news == StreamNews::kNothing) return;
-  if (!attempt.for_prefill) workers_.decode.picker.set_slow(*leg.attempt->decode, true);
-  ++workers_.hedges_won;
-  take_hedge(leg);
-}
-
-// Relays bytes of the attempt whose stream it is.
-void RelayedRequest::relay(Leg& leg, std::string_view bytes) {
   const size_t before = leg.relay->news();
   const bool go_on = leg.relay->receive(bytes);
   if (leg.relay->news() > before) note_news(leg);
-  if (!go_on || leg.relay->done()) ended(leg, *leg.attempt, absl::OkStatus());
+  if (!go_on || leg.relay->done()) ended(leg, attempt, absl::OkStatus());
 }
 
-// By text alone where a worker does not say its tokens' ids: it is no later for that.
 void RelayedRequest::note_news(Leg& leg) {
   Attempt& attempt = *leg.attempt;
-  const Time now = Clock::steady().now();
   if (!attempt.answered) {
     attempt.answered = true;
-    workers_.waits.note_first_token(attempt.decode.work(), now - attempt.asked);
     attempt.prefill.release();  // its part is over
     attempt.decode.computed();
-  } else {
-    workers_.waits.note_gap(now - leg.heard);
   }
-  leg.heard = now;
-  Workers::heard(workers_.decode, *attempt.decode, now);
   leg.model = workers_.decode.picker.model(*attempt.decode);
-  leg.hedge.reset();
-}
-
-void RelayedRequest::watch(Leg& leg) {
-  if (!workers_.waits.ever()) return;
-  const Time limit = leg.attempt->answered
-                         ? workers_.waits.gap_limit()
-                         : workers_.waits.first_token_limit(leg.attempt->decode.work());
-  const Time now = Clock::steady().now();
-  const Time left = leg.heard + limit - now;
-  Time next = std::max(left, limit / 4);
-  if (workers_.waits.asks()) {
-    const Time soon = workers_.waits.ask_limit();
-    next = std::min(next, std::max(leg.heard + soon - now, soon / 4));
-  }
-  if (leg.hedge == nullptr) {
-    Late who = who_is_stuck(leg, now);
-    if (who == Late::kNobody && left <= Time::zero()) who = Late::kDecode;
-    if (who != Late::kNobody && leg.attempt->fetch == nullptr) {
-      leave_late_prefill(leg);
-    } else if (who != Late::kNobody && hedge(leg, who)) {
-      leg.heard = leg.hedge->asked;
-    }
-  }
-  leg.look = workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(next),
-                                  [this, &leg] { look_at(leg); });
-}
-
-// Considers only the workers that it waits for.
-RelayedRequest::Late RelayedRequest::who_is_stuck(const Leg& leg, Time now) const {
-  if (!workers_.waits.asks() || now - leg.heard < workers_.waits.ask_limit()) return Late::kNobody;
-  const Attempt& attempt = *leg.attempt;
-  if (attempt.fetch != nullptr && workers_.is_stuck(workers_.decode, *attempt.decode, now)) {
-    return Late::kDecode;
-  }
-  if (attempt.prefill.has_value() && workers_.is_stuck(workers_.prefill, *attempt.prefill, now)) {
-    return Late::kPrefill;
-  }
-  return Late::kNobody;
-}
-
-void RelayedRequest::look_at(Leg& leg) {
-  const std::shared_ptr<RelayedRequest> self = self_;
-  if (self != nullptr && !leg.done) watch(leg);
-}
-
-// Asks a second worker to continue from here. False if no healthy worker is left, or if the retry
-// budget is spent.
-bool RelayedRequest::hedge(Leg& leg, Late who) {
-  if (leg.relay->lacks_ids()) return false;
-  std::vector<size_t> avoid = leg.failed;
-  if (who == Late::kDecode) avoid.push_back(*leg.attempt->decode);
-  WorkerPicker& decode = workers_.decode.picker;
-  const bool resume = leg.relay->tokens_seen() > 0;
-  if (!decode.has_other(avoid, leg.model, resume) || !workers_.hedges.spend()) return false;
-  leg.hedge = std::make_unique<Attempt>();
-  Attempt& hedge = *leg.hedge;
-  hedge.for_prefill = who == Late::kPrefill;
-  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model, resume));
-  // The prefill worker may be the one that does not answer: use another one, or none. A prefill
-  // worker that must answer before decode is not used.
-  std::vector<size_t> asked;
-  if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
-  pick_prefill(leg, hedge, asked, false);
-  ++workers_.hedged;
-  hedge.asked = Clock::steady().now();
-  post(leg, hedge, leg.relay->next_body(address_of(hedge)));
-  return true;
-}
-
-// The second worker's stream is the one from here on.
-void RelayedRequest::take_hedge(Leg& leg) {
-  leg.attempt = std::move(leg.hedge);  // the first one hears of it by its connection's end
-  leg.relay->begin();
-  leg.tokens_before = leg.relay->tokens_seen();
-  leg.heard = leg.attempt->asked;
-  const std::string held = std::exchange(leg.attempt->held, {});
-  const std::shared_ptr<RelayedRequest> self = self_;
-  if (!held.empty()) relay(leg, held);
-  ask_more();
-}
-
-// It failed; the first one is still waited for.
-void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
-  const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
-  leg.failed.push_back(*hedge->decode);
-  if (!connection.ok())
-    workers_.set_down(workers_.decode, *hedge->decode, "it closed the connection early");
 }
 
 // OK: done. Cancelled: no client waits for it. Unavailable: another worker may do better.
@@ -347,7 +237,6 @@ void RelayedRequest::note_stopped(const Attempt& attempt, const absl::Status& er
 void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& connection) {
   const std::shared_ptr<RelayedRequest> self = self_;  // close() lets go of it
   if (self == nullptr) return;
-  if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
   absl::Status status = outcome(leg, attempt, connection);
   // It may be what was handed over, which vLLM fails at unless it is told to compute instead. Nor
   // need it be the client's fault what is refused then.
@@ -363,10 +252,7 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   leg.computed_alone |= handed_over;
   if (!status.ok() && !once_more) leg.failed.push_back(*attempt.decode);
   const bool another_may_do_better = !status.ok() && (!is_refused || once_more);
-  if (another_may_do_better && leg.hedge != nullptr) return take_hedge(leg);
   leg.attempt.reset();
-  leg.hedge.reset();
-  leg.look.reset();
   if (status.ok()) {
     leg.done = true;
     ask_more();
@@ -437,11 +323,9 @@ void RelayedRequest::leave_worker(size_t worker) {
   const std::shared_ptr<RelayedRequest> self = self_;
   for (Leg& leg : legs_) {
     if (self_ == nullptr) return;  // closed meanwhile
-    const absl::Status gone = absl::UnavailableError("it no longer answers");
-    if (leg.hedge != nullptr && *leg.hedge->decode == worker) drop_hedge(leg, gone);
     if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
     leg.attempt->status = 0;
-    ended(leg, *leg.attempt, gone);
+    ended(leg, *leg.attempt, absl::UnavailableError("it no longer answers"));
   }
 }
 
@@ -476,7 +360,6 @@ void RelayedRequest::close() {
   // Workers hear of it by their connections' end.
   for (Leg& leg : legs_) {
     leg.attempt.reset();
-    leg.hedge.reset();
     leg.look.reset();
   }
   self_.reset();

@@ -1,18 +1,12 @@
 // One client's request at the router: each of its choices goes to a worker, and to another one when
 // that fails. Internal to engine/router; everything runs on the loop's thread.
 //
-// A worker that is found stuck, or shows nothing for longer than is expected (expected_wait.h),
-// before the first token or between two, is not waited for any longer alone: another one is asked
-// to go on from the tokens that are here, and whichever has the next token first writes the answer.
-// Nothing of the other reaches the client, so that is as safe as a retry, and has a budget too.
-// Where it is prefill that is stuck, the same decode worker may be asked once more.
-//
-// What a dead worker was asked goes to another one, however much that is. Where no decode worker is
-// left, requests wait for one to come back, for a while.
+// What a worker was asked that dies or no longer answers its probes goes to another one, however
+// much that is. Where no decode worker is left, requests wait for one to come back, for a while.
 //
 // A pair of which a half is of another make is driven by vLLM's kv_transfer_params: the prompt is
 // asked of prefill, and decode, asked when that has answered, or at once where prefill's agent is
-// known, fetches its KV. Where prefill says no, breaks off, goes down or is late, decode computes.
+// known, fetches its KV. Where prefill says no, breaks off or goes down, decode computes.
 //
 // Where the prompt is long, choices are asked a few at a time: the next when a worker has begun to
 // answer one, so that a request with many choices costs workers not many times its size at once.
@@ -62,12 +56,9 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     Place prefill, decode;
     std::unique_ptr<PrefillAsk> ask;         // by kv_transfer_params
     std::unique_ptr<http::HttpFetch> fetch;  // of decode; null: prefill is waited for
-    Time asked{};
     int status = 0;
     std::string retry_after;
     std::string error_body;
-    std::string held;          // of one that is asked as well: what it has said so far
-    bool for_prefill = false;  // it is asked as well because prefill is stuck
     bool answered = false;
   };
   struct Leg {
@@ -79,9 +70,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     bool computed_alone = false;       // what prefill handed over did not do
     WorkerPicker::Model model;         // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
-    std::unique_ptr<Attempt> hedge;    // the worker that is asked as well
-    Time heard{};                      // the last token, or when the attempt was begun
-    std::unique_ptr<http::EventLoop::Timer> look;
+    std::unique_ptr<http::EventLoop::Timer> look;  // for a worker, where none is up
     bool done = false;
   };
 
@@ -89,9 +78,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ask_more();
   void attempt(Leg& leg);
   void start_over(Leg& leg);
-  // Picks among prefill workers that could hand over to its decode worker in one of these ways; the
-  // picked one has a way.
-  Way pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid, bool by_params);
+  // Picks among prefill workers that can hand over to its decode worker; how the picked one does.
+  Way pick_prefill(const Leg& leg, Attempt& attempt);
   bool may_use_params(const Leg& leg, const Attempt& attempt) const;
   std::string address_of(const Attempt& attempt) const;
   http::HttpHeaders headers() const;
@@ -100,7 +88,6 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void compute_alone(Leg& leg, Attempt& attempt);
   void post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body);
   void received(Leg& leg, Attempt& attempt, std::string_view bytes);
-  void relay(Leg& leg, std::string_view bytes);
   void note_news(Leg& leg);
   void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
   absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
@@ -109,15 +96,6 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void await_worker(Leg& leg, const absl::Status& why);
   // Its worker says that its engine has stopped: no request asks it before it answers a probe.
   void note_stopped(const Attempt& attempt, const absl::Status& error);
-  // Looks again and again whether it has taken too long.
-  void watch(Leg& leg);
-  void look_at(Leg& leg);
-  enum class Late : uint8_t { kNobody, kPrefill, kDecode };
-  Late who_is_stuck(const Leg& leg, Time now) const;
-  bool hedge(Leg& leg, Late who);
-  void leave_late_prefill(Leg& leg);
-  void take_hedge(Leg& leg);
-  void drop_hedge(Leg& leg, const absl::Status& connection);
   // With the HTTP status of what was tried last.
   void give_up(const std::string& text, const absl::Status& last);
   bool send(std::string_view bytes);

@@ -21,9 +21,10 @@ bool RelayedRequest::may_use_params(const Leg& leg, const Attempt& attempt) cons
   return leg.key->tokens == 0 || attempt.decode.missing() >= kWorthTheWay;
 }
 
-Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid,
-                                 bool by_params) {
+Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt) {
   WorkerGroup& prefill = workers_.prefill;
+  const bool by_params = may_use_params(leg, attempt);
+  std::vector<size_t> avoid;
   const size_t to = *attempt.decode;
   const auto way = [&](size_t from) {
     const Way its = workers_.way(from, to);
@@ -63,7 +64,6 @@ void RelayedRequest::prefill_answered(Leg& leg, Attempt& attempt,
                                       const absl::StatusOr<std::string>& params) {
   if (self_ == nullptr || attempt.answered) return;
   if (!params.ok()) return compute_alone(leg, attempt);
-  Workers::heard(workers_.prefill, *attempt.prefill, Clock::steady().now());
   attempt.prefill.computed();
   if (attempt.fetch != nullptr) return;  // decode knows already
   ++workers_.handed_over;
@@ -80,15 +80,6 @@ void RelayedRequest::compute_alone(Leg& leg, Attempt& attempt) {
   leg.relay->begin();
   post(leg, attempt, leg.relay->next_body(""));
   attempt.ask.reset();
-}
-
-// A prefill worker that shows nothing is not waited for: decode, which has not been asked yet,
-// computes. That is paid as a hedge is.
-void RelayedRequest::leave_late_prefill(Leg& leg) {
-  if (!workers_.hedges.spend()) return;
-  workers_.prefill.picker.set_slow(*leg.attempt->prefill, true);
-  leg.heard = Clock::steady().now();
-  compute_alone(leg, *leg.attempt);
 }
 
 void RelayedRequest::leave_prefill(size_t worker) {

@@ -60,8 +60,6 @@ std::string worker_metrics(const Workers& workers) {
         [](Group, Stats stats, size_t) { return stats.in_flight; });
   print("worker_up", "1: the worker is used.", "gauge",
         [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
-  print("worker_slow", "1: another worker answered before it, or it is stuck.", "gauge",
-        [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
   print("computing_tokens", "Prompt tokens that it has still to compute.", "gauge",
         [](Group, Stats stats, size_t) { return stats.computing; });
   print("cache_known", "1: it reports the contents of its prefix cache.", "gauge",
@@ -83,8 +81,7 @@ struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode),
-                ExpectedWait(options.hedge_after, options.ask_after)),
+        workers(std::move(prefill), std::move(decode)),
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
@@ -94,7 +91,6 @@ struct Router::Impl {
     workers.comeback = options.comeback;
     workers.api_key = options.api_key;
     workers.loop = listener.loop();
-    workers.ask = [this](WorkerGroup& group, size_t worker) { health.ask(group, worker); };
   }
   ~Impl() {
     parser.stop();
@@ -290,12 +286,10 @@ void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
 // if there are none, to those that may have recovered.
 void Router::Impl::proxy(const Exchange& exchange) {
   const WorkerPicker& picker = workers.decode.picker;
-  std::vector<size_t> well, slow, down;
+  std::vector<size_t> well, down;
   for (size_t i = 0; i < workers.decode.size(); ++i) {
-    if (picker.is_gone(i)) continue;
-    (!picker.is_up(i) ? down : picker.stats(i).slow ? slow : well).push_back(i);
+    if (!picker.is_gone(i)) (picker.is_up(i) ? well : down).push_back(i);
   }
-  well.insert(well.end(), slow.begin(), slow.end());
   ask_next(exchange, well.empty() ? std::move(down) : std::move(well));
 }
 
@@ -365,10 +359,6 @@ std::string Router::Impl::metrics_page() {
     out.single(name, help, "counter", value);
   };
   count("retries_total", "Choices that another worker was asked to continue.", workers.retried);
-  count("hedges_total", "Choices that a second worker was asked for as well.", workers.hedged);
-  count("hedges_won_total", "... which was quicker.", workers.hedges_won);
-  count("found_stuck_total", "Times that a worker was silent and did not answer a health question.",
-        workers.found_stuck);
   count("handed_over_total", "Prompts whose KV decode was told to fetch by kv_transfer_params.",
         workers.handed_over);
   count("not_handed_over_total", "Prompts that prefill was asked for and decode computed.",

@@ -5,10 +5,8 @@
 // streams the tokens back. When a worker dies, before or during a stream, another goes on: no token
 // is repeated and none is lost. A worker that is only slow, or full, is not taken for dead: its
 // health is asked for by itself, and what it refuses (429) is offered to the others once and then
-// refused here. One that shows nothing for longer than expected has its requests asked of another
-// as well, and soon where it does not even say how it is. These stay below a part of the requests,
-// and so do retries of what a worker answered with an error (RetryBudget); what a dead worker was
-// asked is asked of another in any case.
+// refused here. Retries of what a worker answered with an error stay below a part of the requests
+// (RetryBudget); what a dead worker was asked is asked of another in any case.
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
 // of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).
@@ -25,7 +23,6 @@
 
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
-#include "engine/router/expected_wait.h"
 #include "transport/clock.h"
 
 namespace baton::engine::router {
@@ -49,13 +46,6 @@ struct RouterOptions {
   int max_retries = 3;  // in a row without a new token
   // A request whose decode worker died waits this long for one to come back if no other is up.
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
-  // If a request's worker is stuck, or silent for longer than expected, the router sends the
-  // request to another worker too, and the first to answer keeps it
-  // (engine/router/expected_wait.h). A number here is the least silence for that, and no worker
-  // counts as stuck. Zero: never.
-  std::optional<std::chrono::milliseconds> hedge_after;
-  // A silent worker is asked for its health after at least this long, and has as long to answer.
-  std::chrono::milliseconds ask_after = patient(ExpectedWait::kAskFloor);
   std::chrono::milliseconds health_interval{1000};
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:
   // what it was asked is given to others.

@@ -192,22 +192,6 @@ absl::Status error_of_worker(int code, const std::string& message, std::string_v
   return error;
 }
 
-StreamNews news_in(std::string_view bytes) {
-  for (size_t end; (end = bytes.find("\n\n")) != std::string_view::npos;
-       bytes.remove_prefix(end + 2)) {
-    if (!bytes.starts_with("data: ")) continue;
-    const std::string_view data = bytes.substr(6, end - 6);
-    if (data == "[DONE]") return StreamNews::kAnswer;
-    const absl::StatusOr<json> event = parse_json(data, "a worker's event");
-    if (!event.ok() || !member(*event, "error").is_null()) return StreamNews::kError;
-    const json& choices = member(*event, "choices");
-    if (!choices.is_array() || choices.empty()) continue;
-    if (has_news(choices[0])) return StreamNews::kAnswer;
-    if (member(choices[0], "finish_reason").is_string()) return StreamNews::kAnswer;
-  }
-  return StreamNews::kNothing;
-}
-
 json StreamRelay::choice() const {
   json choice = {{"index", choice_}, {"finish_reason", finish_reason_}, {"logprobs", nullptr}};
   if (request_->logprobs) choice["logprobs"] = logprobs_;

@@ -91,14 +91,6 @@ class StreamRelay {
 // where its engine has stopped.
 absl::Status error_of_worker(int code, const std::string& message, std::string_view said);
 
-// The content of the complete events at the beginning of a worker's stream.
-enum class StreamNews : uint8_t {
-  kNothing,  // no client waits for it: a role, or half an event
-  kAnswer,   // a token, or the end
-  kError,
-};
-StreamNews news_in(std::string_view bytes);
-
 // The end of a stream whose choices are all done: the usage, if it was asked for, and "[DONE]".
 std::string end_of_stream(const http::ApiRequest& request, const StreamRelay::Head& head,
                           const std::vector<const StreamRelay*>& choices);

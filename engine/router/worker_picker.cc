@@ -92,8 +92,7 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Mo
     if (workers_[i].gone || !fits(workers_[i], model)) continue;
     if (resume && !workers_[i].resumes) continue;
     const bool shunned = std::find(avoid.begin(), avoid.end(), i) != avoid.end();
-    const int own =
-        1 + (workers_[i].up ? 4 : 0) + (shunned ? 0 : 2) + (workers_[i].stats.slow ? 0 : 1);
+    const int own = 1 + (workers_[i].up ? 2 : 0) + (shunned ? 0 : 1);
     if (own > rank) best.clear();
     rank = std::max(rank, own);
     if (own == rank) best.push_back(i);
@@ -151,11 +150,10 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
     promised = &chain_at(worker, *key);
     for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
-  const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
-  const size_t before = worker.stats.computing - computing;
+  const size_t missing = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
   const uint64_t id = next_id_++;
   open_[id] = {best, computing, std::move(key), promised};
-  return Pick{id, best, own + before + kRequestTokens * worker.stats.in_flight, own};
+  return Pick{id, best, missing};
 }
 
 void WorkerPicker::computed(uint64_t id) {
@@ -222,11 +220,6 @@ bool WorkerPicker::is_up(size_t worker) const {
   return workers_[worker].up;
 }
 
-void WorkerPicker::set_slow(size_t worker, bool slow) {
-  const std::lock_guard lock(mutex_);
-  workers_[worker].stats.slow = slow;
-}
-
 void WorkerPicker::set_resumes(size_t worker, bool resumes) {
   const std::lock_guard lock(mutex_);
   workers_[worker].resumes = resumes;
@@ -247,12 +240,11 @@ std::vector<size_t> WorkerPicker::fitting(const Model& model, bool resume) const
   return found;
 }
 
-bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, bool resume) const {
+bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Worker& worker = workers_[i];
-    if (worker.gone || worker.stats.slow || !worker.up || !fits(worker, model)) continue;
-    if (resume && !worker.resumes) continue;
+    if (worker.gone || !worker.up || !fits(worker, model)) continue;
     if (std::find(avoid.begin(), avoid.end(), i) == avoid.end()) return true;
   }
   return false;

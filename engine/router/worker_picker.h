@@ -44,7 +44,6 @@ PromptKey token_key(std::span<const int32_t> tokens, std::span<const serve::Bloc
 
 struct PickStats {
   size_t in_flight = 0;
-  bool slow = false;           // set_slow()
   size_t computing = 0;        // prompt tokens that it has still to compute for them
   bool cache_known = false;    // it tells what it has
   size_t cached_blocks = 0;    // so many
@@ -61,14 +60,10 @@ class WorkerPicker {
   struct Pick {
     uint64_t id = 0;
     size_t worker = 0;
-    // The worker's work before the first token, in tokens as far as known: this prompt, prompts
-    // before it, and a share for every request that it is answering.
-    size_t work = 0;
     size_t missing = 0;  // of the prompt's tokens, in its cache; of a text's, 64 for each piece
   };
-  // Counts one more request for the worker until release(). Workers in `avoid`, those that are down
-  // and those that are slow are taken only if there is no other; nothing if there are no workers at
-  // all.
+  // Counts one more request for the worker until release(). Workers in `avoid` and those that are
+  // down are taken only if there is no other; nothing if there are no workers at all.
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
   // `resume`: picks only workers that can continue an answer that has begun.
@@ -87,16 +82,13 @@ class WorkerPicker {
   size_t present() const;
   void set_up(size_t worker, bool up);
   bool is_up(size_t worker) const;
-  // It did not answer when it was expected to, and another one did; or it answers again.
-  void set_slow(size_t worker, bool slow);
   // It takes no tokens that another one wrote, as vLLM does not. By default every worker does.
   void set_resumes(size_t worker, bool resumes);
   bool resumes(size_t worker) const;
   // The workers that pick() may choose, healthy or not.
   std::vector<size_t> fitting(const Model& model, bool resume) const;
   // True if pick() would find a healthy worker that is not in `avoid`.
-  bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt,
-                 bool resume = false) const;
+  bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt) const;
   // The worker said which model it has: with another one than before, what was known of its cache
   // is not.
   void set_model(size_t worker, const serve::BlockHash& root);

@@ -15,23 +15,19 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
-#include "engine/router/expected_wait.h"
 #include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
 
 // Limits retries to a fraction of all requests, so that failures do not multiply load. It covers
-// hedges and failures that the request itself may cause. Requests that a dead worker left are not
-// charged: they are retried only once.
+// failures that the request itself may cause. Requests that a dead worker left are not charged:
+// they are retried only once.
 //
 // Works as Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole
 // one. A few may be saved up, and are there from the start. Not thread-safe.
 class RetryBudget {
  public:
-  explicit RetryBudget(double per_request = 0.2, double saved = 10)
-      : per_request_(per_request), most_(saved), left_(saved) {}
-
-  void earn() { left_ = std::min(most_, left_ + per_request_); }
+  void earn() { left_ = std::min(kMost, left_ + kPerRequest); }
   // False where nothing is left to spend.
   bool spend() {
     if (left_ < 1) return false;
@@ -40,9 +36,9 @@ class RetryBudget {
   }
 
  private:
-  const double per_request_;
-  const double most_;
-  double left_;
+  static constexpr double kPerRequest = 0.2;
+  static constexpr double kMost = 10;
+  double left_ = kMost;
 };
 
 // Holds a place with a worker for as long as it lives.
@@ -61,7 +57,6 @@ class Place {
   }
   bool has_value() const { return pick_.has_value(); }
   size_t operator*() const { return pick_->worker; }
-  size_t work() const { return pick_->work; }
   size_t missing() const { return pick_->missing; }
   // The prompt needs no computing any more.
   void computed() {
@@ -119,7 +114,6 @@ struct WorkerGroup {
         models(urls.size()),
         ways(urls.size()),
         agents(urls.size()),
-        pulses(urls.size()),
         standings(urls.size()),
         picker(urls.size()) {}
 
@@ -141,7 +135,6 @@ struct WorkerGroup {
     models.emplace_back();
     ways.emplace_back();
     agents.emplace_back();
-    pulses.emplace_back();
     standings.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
@@ -154,7 +147,6 @@ struct WorkerGroup {
   std::vector<std::string> models;     // fingerprints; "" while unknown
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
-  std::vector<Pulse> pulses;
   std::vector<Standing> standings;
   WorkerPicker picker;
 };
@@ -173,22 +165,14 @@ inline constexpr char kNoDecodeForIt[] =
     "(docs/vllm.md)";
 
 struct Workers {
-  Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
-          ExpectedWait expected)
-      : prefill("prefill", std::move(prefill_urls)),
-        decode("decode", std::move(decode_urls)),
-        waits(std::move(expected)) {}
+  Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls)
+      : prefill("prefill", std::move(prefill_urls)), decode("decode", std::move(decode_urls)) {}
 
   WorkerGroup prefill, decode;
-  ExpectedWait waits;
   RetryBudget retries;
-  RetryBudget hedges{0.1};
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
   Time comeback{};               // how long a decode worker that went down is expected back
-  uint64_t hedged = 0;           // asked of another worker as well
-  uint64_t hedges_won = 0;       // which was quicker
-  uint64_t found_stuck = 0;      // workers
   uint64_t handed_over = 0;      // prompts whose KV decode was told to fetch, by kv_transfer_params
   uint64_t not_handed_over = 0;  // for which prefill was asked, and which decode computed
   std::string api_key;
@@ -196,8 +180,6 @@ struct Workers {
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
   bool ending = false;  // the router is: no request begins any more
-  // Asks a worker how it is.
-  std::function<void(WorkerGroup&, size_t)> ask;
 
   // The worker is used no more until it answers a probe, or is used again. The log gets one line
   // for each change. `why` is for people: /health of the router has it too.
@@ -207,23 +189,6 @@ struct Workers {
   // can continue it: kNow, one is up; kSoon, one was up until a moment ago.
   enum class Hope : uint8_t { kNone, kSoon, kNow };
   Hope hope(const WorkerPicker::Model& model, bool resume, Time now) const;
-
-  // It has shown that it gets on.
-  static void heard(WorkerGroup& group, size_t worker, Time now) {
-    group.pulses[worker].heard(now);
-    group.picker.set_slow(worker, false);
-  }
-  // Probes a worker that owes something, if it has shown nothing for long.
-  bool is_stuck(WorkerGroup& group, size_t worker, Time now) {
-    const Pulse::Look look = group.pulses[worker].look(now, waits);
-    if (look.ask) ask(group, worker);
-    if (!look.stuck) return false;
-    if (!group.picker.stats(worker).slow) {
-      ++found_stuck;
-      group.picker.set_slow(worker, true);
-    }
-    return true;
-  }
 
   bool list_prefill() const { return prefill.picker.present() > 0; }
   Way way(size_t from, size_t to) const {

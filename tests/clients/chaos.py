@@ -220,8 +220,7 @@ def run(day, log):
             if not day.over.is_set():
                 day.disturb(router.url, workers[:-1])
         day.over.set()
-        day.retries = re.findall(r"^baton_router_(retries|hedges|hedges_won|found_stuck)_total (\d+)$", page(router.url, "/metrics"),
-                                 re.M)
+        day.retries = re.findall(r"^baton_router_(retries)_total (\d+)$", page(router.url, "/metrics"), re.M)
         for thread in threads:
             thread.join(2 * PATIENCE)
             if thread.is_alive():

@@ -57,7 +57,7 @@ def pairs(model, expected):
         for server in (prefill, decode):
             server.ready.wait()
             check(server.url, server.said)
-        router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url, "--hedge-after", 0)
+        router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
         router.model = model.name
         got = answers(router)
         check(got == expected, prefill_on, "to", decode_on, "\n", expected, "\n", got)

@@ -127,10 +127,8 @@ TEST(Health, AnEngineThatDoesNotGetOnIsNotWell) {
 TEST(Health, TheRouterSkipsUnhealthyWorkers) {
   HeldWorker held;
   Worker well;
-  const auto router = *router::Router::start({.port = 0,
-                                              .decode = {held.worker.url(), well.url()},
-                                              .hedge_after = 0ms,
-                                              .health_interval = 5ms});
+  const auto router = *router::Router::start(
+      {.port = 0, .decode = {held.worker.url(), well.url()}, .health_interval = 5ms});
   httplib::Client client = client_of(router->port());
   const auto known = [&] {
     const json page = json::parse(client.Get("/health")->body);

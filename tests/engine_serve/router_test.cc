@@ -169,31 +169,6 @@ TEST(StreamRelay, HostileEventsAreHarmless) {
   }
 }
 
-TEST(StreamRelay, NewsAreOfWholeEventsThatTellSomething) {
-  using router::news_in;
-  using router::StreamNews;
-  const std::string stream = worker_stream({11, 22}, {}, true);
-  const size_t token = stream.find("\n\n", stream.find("\n\n") + 2) + 2;
-  for (size_t cut = 0; cut < stream.size(); ++cut) {
-    EXPECT_EQ(news_in(std::string_view(stream).substr(0, cut)),
-              cut < token ? StreamNews::kNothing : StreamNews::kAnswer)
-        << cut;
-  }
-  EXPECT_EQ(news_in("data: {\"error\":{\"message\":\"broken\"}}\n\n"), StreamNews::kError);
-  EXPECT_EQ(news_in("data: {{{\n\n"), StreamNews::kError);
-  EXPECT_EQ(news_in("data: 5\n\ndata: {\"choices\":5}\n\n: nothing\n\n"), StreamNews::kNothing);
-  EXPECT_EQ(news_in("data: [DONE]\n\n"), StreamNews::kAnswer);
-  // Of workers that say no ids.
-  const auto news_of = [](const json& choice) {
-    return news_in(http::sse({{"choices", {choice}}}));
-  };
-  EXPECT_EQ(news_of({{"text", ""}}), StreamNews::kNothing);
-  EXPECT_EQ(news_of({{"text", "a"}}), StreamNews::kAnswer);
-  EXPECT_EQ(news_of({{"delta", {{"role", "assistant"}, {"content", ""}}}}), StreamNews::kNothing);
-  EXPECT_EQ(news_of({{"delta", {{"content", "a"}}}}), StreamNews::kAnswer);
-  EXPECT_EQ(news_of({{"delta", {{"reasoning_content", "a"}}}}), StreamNews::kAnswer);
-}
-
 TEST(WorkerBody, IsTheClientsWithOneChoice) {
   const json body = {{"prompt", {"one \"", "two"}},
                      {"n", 2},

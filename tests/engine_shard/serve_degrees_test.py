@@ -86,7 +86,7 @@ def pair(model, prefill_ranks, decode_ranks, *flags):
     for server in (prefill, decode):
         server.ready.wait()
         check(server.url, server.said)
-    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url, "--hedge-after", 0)
+    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
     router.ready.wait()
     check(router.url, router.said)
     return prefill, decode, router

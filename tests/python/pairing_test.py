@@ -141,7 +141,7 @@ class Pairing(unittest.TestCase):
     def test_two_servers_of_ours_are_a_pair_for_a_router(self):
         prefill = Server(BINARY, "mortal")
         # On a busy machine it would take one that is slow for one that is stuck, and have decode compute.
-        router = Router(BINARY, [prefill.url], [self.decode.url], "--hedge-after", "0")
+        router = Router(BINARY, [prefill.url], [self.decode.url])
         self.addCleanup(router.close)
         for seed in range(3):
             status, answer = router.ask(prompt(30 + seed, 130))

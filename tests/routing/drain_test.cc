@@ -78,7 +78,6 @@ TEST(Drain, ARouterToo) {
   for (const bool ends : {true, false}) {
     StuckWorker decode(first(events, 9));
     router::RouterOptions options = options_for({decode.url()});
-    options.hedge_after = std::chrono::milliseconds(0);
     const auto router = *router::Router::start(options);
     EXPECT_TRUE(router->drained());
     RawClient client(router->port());

@@ -12,12 +12,6 @@ using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-router::RouterOptions without_hedges(std::vector<std::string> decode) {
-  router::RouterOptions options = options_for(std::move(decode));
-  options.hedge_after = milliseconds(0);
-  return options;
-}
-
 // More than the retry budget has from the start, and than so few requests earn.
 constexpr int kChoices = 60;
 
@@ -27,7 +21,7 @@ TEST(LostWorker, AllThatItWasAskedGoesOnElsewhere) {
   body["n"] = kChoices;
   const json want = post_json(well.port(), body)["choices"];
   auto dies = std::make_unique<StuckWorker>();
-  const auto router = *router::Router::start(without_hedges({dies->url(), well.url()}));
+  const auto router = *router::Router::start(options_for({dies->url(), well.url()}));
   json got;
   std::thread client([&] { got = post_json(router->port(), body)["choices"]; });
   until([&] { return dies->asked == kChoices / 2; });
@@ -46,7 +40,7 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   const Streamed want = parse_stream(first(events, events.size()));
   well = nullptr;
   auto dies = std::make_unique<StuckWorker>(first(events, 9));
-  router::RouterOptions options = without_hedges({dies->url(), url});
+  router::RouterOptions options = options_for({dies->url(), url});
   options.health_interval = milliseconds(20);
   const auto router = *router::Router::start(options);
   EXPECT_EQ(of_worker(router->port(), "worker_up", url), 0);
@@ -68,11 +62,53 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   }
 }
 
+// Promise(serving): Requests of a worker that stands still go on elsewhere; nothing is repeated or
+//   lost | it misses two probes, and another worker continues from the tokens that are here
+TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const Streamed want = parse_stream(first(events, events.size()));
+  const json whole = post_json(well.port(), request_body())["choices"];
+  for (const bool stream : {true, false}) {
+    // It stops in the middle of an event.
+    StuckWorker stuck(first(events, 9) + events[9].substr(0, events[9].size() / 2));
+    router::RouterOptions options = options_for({stuck.url(), well.url()});
+    options.health_interval = milliseconds(20);
+    options.health_timeout = patient(milliseconds(200));
+    options.comeback = std::chrono::hours(1);
+    const auto router = *router::Router::start(options);
+    std::string body;
+    std::thread client(
+        [&] { body = post(router->port(), stream ? stream_request() : request_body())->body; });
+    until([&] { return stuck.asked == 1; });
+    stuck.set_deaf(true);
+    client.join();
+    if (stream) {
+      const Streamed got = parse_stream(body);
+      EXPECT_TRUE(got.done);
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_EQ(got.text, want.text);
+      EXPECT_EQ(got.finish_reason, want.finish_reason);
+    } else {
+      EXPECT_EQ(json::parse(body)["choices"], whole);
+    }
+    EXPECT_EQ(stuck.asked, 1);
+    // Workers write streams for the router, whatever its client waits for.
+    EXPECT_EQ(stuck.waits_for(), stream ? "" : "answer");
+    until([&] { return stuck.was_left(); });
+    // It gets nothing new, until it answers.
+    for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
+    EXPECT_EQ(stuck.asked, 1);
+    stuck.set_deaf(false);
+    until([&] { return of_worker(router->port(), "worker_up", stuck.url()) == 1; });
+  }
+}
+
 // What a worker answers with an error may be the request's fault: that has a budget.
 TEST(LostWorker, ErrorsThatAWorkerAnswersArePaidFor) {
   const std::string broken = "data: {\"error\":{\"message\":\"no\",\"type\":\"server_error\"}}\n\n";
   StuckWorker one(broken), other(broken);
-  router::RouterOptions options = without_hedges({one.url(), other.url()});
+  router::RouterOptions options = options_for({one.url(), other.url()});
   options.max_retries = 1000;
   const auto router = *router::Router::start(options);
   const httplib::Result result = post(router->port(), request_body());
@@ -88,7 +124,7 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
   for (const std::string& begun : {std::string(), first(events, 9)}) {
     CapturedLog log(base::LogLevel::kWarning);
     auto dies = std::make_unique<StuckWorker>(begun);
-    router::RouterOptions options = without_hedges({dies->url()});
+    router::RouterOptions options = options_for({dies->url()});
     options.health_interval = milliseconds(20);
     options.comeback = std::chrono::hours(1);
     auto router = *router::Router::start(options);
@@ -114,7 +150,7 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
 
 TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
   auto dies = std::make_unique<StuckWorker>();
-  const auto router = *router::Router::start(without_hedges({dies->url()}));  // comeback: 0
+  const auto router = *router::Router::start(options_for({dies->url()}));  // comeback: 0
   int status = 0;
   std::string body;
   std::thread client([&] {
@@ -131,7 +167,7 @@ TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
 
 TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {
   CapturedLog log(base::LogLevel::kWarning);
-  router::RouterOptions options = without_hedges({"http://127.0.0.1:1"});
+  router::RouterOptions options = options_for({"http://127.0.0.1:1"});
   auto router = *router::Router::start(options);
   EXPECT_EQ(of_worker(router->port(), "worker_up", options.decode[0]), 0);
   router = nullptr;
@@ -152,7 +188,7 @@ TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
   const std::vector<std::string> events = events_of(well.port());
   const Streamed want = parse_stream(first(events, events.size()));
   StuckWorker leaves(first(events, 9));
-  router::RouterOptions options = without_hedges({leaves.url(), well.url()});
+  router::RouterOptions options = options_for({leaves.url(), well.url()});
   options.health_interval = milliseconds(5);
   const auto router = *router::Router::start(options);
   Streamed got;
@@ -171,7 +207,7 @@ TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
 // Whatever a worker that shuts down refuses is asked of another, and no budget is spent for it.
 TEST(LostWorker, WhatADrainingOneRefusesGoesElsewhere) {
   Worker leaves, well;
-  const auto router = *router::Router::start(without_hedges({leaves.url(), well.url()}));
+  const auto router = *router::Router::start(options_for({leaves.url(), well.url()}));
   leaves.server().drain();
   until([&] { return client_of(leaves.port()).Get("/health")->status == 503; });
   json body = request_body();

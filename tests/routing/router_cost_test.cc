@@ -56,7 +56,6 @@ class PatientWorker {
 
 router::RouterOptions options_over(std::vector<std::string> decode) {
   router::RouterOptions options{.port = 0, .decode = std::move(decode)};
-  options.hedge_after = std::chrono::milliseconds(0);
   options.health_interval = std::chrono::hours(1);
   return options;
 }

@@ -57,7 +57,6 @@ class Fleet {
         const Model& model = test_model()) {
     if (!chat_template.empty()) tokenizer_.folder().file("chat_template.jinja", chat_template);
     router::RouterOptions options{.port = 0, .tokenizer = follows ? tokenizer_.path() : ""};
-    options.hedge_after = std::chrono::milliseconds(0);  // which depends on time
     options.health_interval = std::chrono::milliseconds(20);
     for (size_t i = 0; i < count; ++i) {
       workers.push_back(std::make_unique<Worker>(model, EngineOptions{.blocks = blocks}, server));

@@ -86,33 +86,39 @@ TEST(RoutingModels, EachIsRoutedByTheNamesOfItsOwn) {
   }
 }
 
+std::vector<int32_t> tokens_in(const std::string& bytes) {
+  std::vector<int32_t> tokens;
+  for (size_t at = 0; (at = bytes.find("\"token_ids\":[", at)) != std::string::npos;) {
+    at = bytes.find('[', at);
+    for (const json& token : json::parse(bytes.substr(at, bytes.find(']', at) + 1 - at))) {
+      tokens.push_back(token);
+    }
+  }
+  return tokens;
+}
+
 TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   Worker one, tuned(tuned_model());
   const std::vector<std::string> events = events_of(one.port());
   const Streamed want = parse_stream(first(events, events.size()));
-  StuckWorker stuck(first(events, 9));
-  stuck.set_model(one.thread().fingerprint());
-  // The other checkpoint's worker is asked by nobody, though it has nothing to do. Before a stream
-  // has begun any would do: so it has long to begin.
-  router::RouterOptions options = options_for({stuck.url(), tuned.url(), one.url()});
-  options.hedge_after = patient(std::chrono::milliseconds(100));
-  const auto router = *router::Router::start(options);
-  const Streamed got = parse_stream(post(router->port(), stream_request())->body);
-  EXPECT_EQ(got.tokens, want.tokens);
-  EXPECT_EQ(tuned.thread().stats().requests_finished, 0u);
-  // Where nobody else has that model the stream ends with an error, and not with another text.
-  auto breaks = std::make_unique<StuckWorker>(first(events, 9));
-  breaks->set_model(one.thread().fingerprint());
-  options = options_for({breaks->url(), tuned.url()});
-  options.hedge_after = std::chrono::milliseconds(0);
-  const auto alone = *router::Router::start(options);
-  RawClient client(alone->port());
-  client.post("/v1/completions", stream_request().dump());
-  client.read_until("\"token_ids\"");
-  breaks = nullptr;
-  const std::string rest = client.read_until("[DONE]");
-  EXPECT_NE(rest.find("no decode worker is left that can continue"), std::string::npos) << rest;
-  EXPECT_EQ(tuned.thread().stats().requests_finished, 0u);
+  for (const bool has_another : {true, false}) {
+    auto breaks = std::make_unique<StuckWorker>(first(events, 9));
+    breaks->set_model(one.thread().fingerprint());
+    router::RouterOptions options = options_for({breaks->url(), tuned.url()});
+    if (has_another) options.decode.push_back(one.url());
+    const auto router = *router::Router::start(options);
+    RawClient client(router->port());
+    client.post("/v1/completions", stream_request().dump());
+    std::string bytes = client.read_until("]");
+    breaks = nullptr;
+    bytes += client.read_until("[DONE]");
+    // The other checkpoint's worker is not asked, though it has nothing to do. Where no other has
+    // that model the stream ends with an error, and not with another text.
+    EXPECT_EQ(tuned.thread().stats().requests_finished, 0u);
+    EXPECT_EQ(tokens_in(bytes) == want.tokens, has_another) << bytes;
+    EXPECT_EQ(absl::StrContains(bytes, "no decode worker is left that can continue"), !has_another)
+        << bytes;
+  }
 }
 
 TEST(RoutingModels, APrefillWorkerOfAnotherModelIsNotNamed) {

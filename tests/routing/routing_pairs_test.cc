@@ -31,7 +31,6 @@ json by_agent(const std::string& transfer = "t", const std::string& agent = "age
 
 router::RouterOptions pairs_of(std::vector<std::string> prefill, std::vector<std::string> decode) {
   router::RouterOptions options = options_for(std::move(decode));
-  options.hedge_after = 0ms;
   options.prefill = std::move(prefill);
   return options;
 }
@@ -211,24 +210,6 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
   client.join();
   expect_alone(decode.question(0));
   prefill.stop();
-}
-
-TEST(RoutingPairs, ALatePrefillIsNotWaitedFor) {
-  Half prefill(Half::kVllm), other(Half::kVllm), decode(Half::kVllm);
-  decode.answer(200, whole_answer());
-  other.answer(200, prefilled(kNixl));
-  router::RouterOptions options = pairs_of({prefill.url(), other.url()}, {decode.url()});
-  options.hedge_after = 5ms;
-  const auto router = *router::Router::start(options);
-  expect_answered(post(router->port(), stream_request()));
-  until([&] { return prefill.left == 1; });
-  EXPECT_EQ(prefill.asked(), 1u);
-  expect_alone(decode.question(0));
-  EXPECT_EQ(of_worker(router->port(), "worker_slow", prefill.url()), 1);
-  // The next one goes to another.
-  expect_answered(post(router->port(), stream_request()));
-  until([&] { return other.asked() == 1; });
-  EXPECT_EQ(prefill.asked(), 1u);
 }
 
 // As vLLM's decode does by default where the KV does not come.

@@ -17,7 +17,7 @@ class StuckWorker {
  public:
   explicit StuckWorker(std::string says = "") : says_(std::move(says)) {
     listener_.route("GET", "/health", [this](const Exchange& exchange) {
-      json page = {{"quiet_s", quiet.load()}};
+      json page = json::object();
       const std::lock_guard lock(mutex_);
       if (deaf_) return unheard_.push_back(exchange);
       if (!model_.empty()) page["root"] = block_name(model_root(model_));
@@ -47,15 +47,6 @@ class StuckWorker {
     exchanges_.back()->begin(200, "text/event-stream");
     exchanges_.back()->write(bytes);
     exchanges_.back()->end();
-  }
-  // ... and with all that it was asked.
-  void say_all(const std::string& bytes) {
-    const std::lock_guard lock(mutex_);
-    for (const Exchange& exchange : exchanges_) {
-      exchange->begin(200, "text/event-stream");
-      exchange->write(bytes);
-      exchange->end();
-    }
   }
   // Whether whoever asked has hung up. In a stream that is noticed by what is sent.
   bool was_left() {
@@ -87,13 +78,8 @@ class StuckWorker {
     const std::lock_guard lock(mutex_);
     return waits_for_;
   }
-  std::vector<int32_t> resumed() {
-    const std::lock_guard lock(mutex_);
-    return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
-  }
 
   std::atomic<bool> draining{false};  // it says that it is about to end
-  std::atomic<int> quiet{0};          // seconds: what it says of its engine
   std::atomic<int> asked{0};
   std::atomic<int> left{0};  // whoever asked has hung up
 
@@ -107,21 +93,11 @@ class StuckWorker {
   std::vector<json> bodies_;
 };
 
-// Nobody is looked after between two tests' events: only hedges help.
+// No worker is probed between two tests' events.
 inline router::RouterOptions options_for(std::vector<std::string> decode) {
   router::RouterOptions options{.port = 0, .decode = std::move(decode)};
-  options.hedge_after = std::chrono::milliseconds(5);
   options.health_interval = std::chrono::hours(1);
   options.comeback = std::chrono::milliseconds(0);
-  return options;
-}
-
-// By what workers say of themselves, and not by how long they take.
-inline router::RouterOptions asking_options_for(std::vector<std::string> decode) {
-  router::RouterOptions options = options_for(std::move(decode));
-  options.hedge_after = std::nullopt;
-  // Ten of these at first: so that those that are well answer in time.
-  options.ask_after = std::chrono::milliseconds(100);
   return options;
 }
 

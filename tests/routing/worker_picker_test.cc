@@ -57,28 +57,18 @@ TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
   EXPECT_EQ(picker.pick(none(), avoid)->worker, 2u);  // better avoided than down
   picker.set_up(2, false);
   EXPECT_TRUE(picker.pick(none()).has_value());  // all are down: one may have come back
-}
-
-TEST(WorkerPicker, ASlowWorkerIsRankedLast) {
-  WorkerPicker picker(3);
-  picker.set_slow(0, true);
-  EXPECT_EQ(picker.pick(none())->worker, 1u);
-  EXPECT_TRUE(picker.has_other(std::vector<size_t>{1}));
-  EXPECT_FALSE(picker.has_other(std::vector<size_t>{1, 2}));
-  picker.set_up(1, false);
-  picker.set_up(2, false);
-  EXPECT_EQ(picker.pick(none())->worker, 0u);  // better slow than down
   EXPECT_FALSE(picker.has_other({}));
-  picker.set_slow(0, false);
-  EXPECT_TRUE(picker.has_other({}));
+  picker.set_up(0, true);
+  EXPECT_TRUE(picker.has_other(avoid));
+  EXPECT_FALSE(picker.has_other(std::vector<size_t>{0}));
 }
 
-TEST(WorkerPicker, SaysWhatItsWorkerHasToDoFirst) {
+TEST(WorkerPicker, SaysWhatItsWorkerLacks) {
   WorkerPicker picker(1);
-  EXPECT_EQ(picker.pick(prompt(160, 1))->work, 160u + 64);
-  EXPECT_EQ(picker.pick(prompt(320, 2))->work, 160u + 320 + 2 * 64);
+  EXPECT_EQ(picker.pick(prompt(160, 1))->missing, 160u);
+  EXPECT_EQ(picker.pick(prompt(320, 2))->missing, 320u);
   // A text of 1,000 bytes has three pieces and a rest.
-  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->work, 4u * 64 + 64);
+  EXPECT_EQ(WorkerPicker(1).pick(text(1000, 'a'))->missing, 4u * 64);
 }
 
 TEST(WorkerPicker, NeverTakesOneThatIsGone) {
@@ -154,7 +144,7 @@ TEST(WorkerPicker, NeverMixesModels) {
   EXPECT_EQ(again.stats(0).in_flight, 0u);
   // Of a model that was not known when the key was made, nothing is expected.
   again.set_model(0, serve::model_root("a third"));
-  EXPECT_EQ(again.pick(key)->work, 1000u + 64);
+  EXPECT_EQ(again.pick(key)->missing, 1000u);
 }
 
 TEST(WorkerPicker, AStartedAnswerGoesOnlyToAWorkerThatCanContinueIt) {
@@ -163,8 +153,6 @@ TEST(WorkerPicker, AStartedAnswerGoesOnlyToAWorkerThatCanContinueIt) {
   EXPECT_EQ(picker.pick(none())->worker, 0u);
   EXPECT_EQ(picker.pick(none(), {}, std::nullopt, true)->worker, 1u);
   EXPECT_EQ(picker.pick(none(), {}, std::nullopt, true)->worker, 1u);
-  EXPECT_TRUE(picker.has_other(std::vector<size_t>{1}));
-  EXPECT_FALSE(picker.has_other(std::vector<size_t>{1}, std::nullopt, true));
   picker.set_gone(1, true);
   EXPECT_FALSE(picker.pick(none(), {}, std::nullopt, true).has_value());
 }

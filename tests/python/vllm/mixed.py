@@ -98,7 +98,7 @@ def pair(what, prefill, decode, asked, alone):
 
 def router_before(prefill, decode):
     """Prefill takes as long as it takes: this machine may be busy."""
-    return pairing_peer.Router(BINARY, [prefill.url], [decode.url], "--hedge-after", "0")
+    return pairing_peer.Router(BINARY, [prefill.url], [decode.url])
 
 
 def left_behind(router, asked):
