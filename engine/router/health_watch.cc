@@ -70,10 +70,10 @@ bool HealthWatch::drains(const Probe& probe) {
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why, bool drains) {
   if (!group.picker.model(worker).has_value()) group.models[worker].clear();  // it is asked again
-  const bool drained = std::exchange(group.standings[worker].draining, drains);
-  const bool has_requests = group.picker.is_up(worker) || drained;
+  const bool was_up = group.picker.is_up(worker);
   workers_.set_down(group, worker, std::move(why));
-  if (has_requests && !drains) on_down_(group, worker);
+  // Where all are down, requests go to one of them all the same: it is left as if it had been up.
+  if (!drains && (was_up || group.picker.in_flight(worker) > 0)) on_down_(group, worker);
 }
 
 KvAgent HealthWatch::agent_in(const nlohmann::json& page) {

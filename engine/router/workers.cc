@@ -29,7 +29,6 @@ void Workers::set_up(WorkerGroup& group, size_t worker) {
   Standing& standing = group.standings[worker];
   const bool was_up = group.picker.is_up(worker);
   group.picker.set_up(worker, true);
-  standing.draining = false;
   const bool first = !std::exchange(standing.answered, true);
   const bool told = std::exchange(standing.told, false);
   if (!told && was_up && !first) return;

@@ -98,10 +98,9 @@ struct KvAgent {
 // Whether a worker was ever healthy, and since when it is not.
 struct Standing {
   bool answered = false;
-  bool told = false;      // the log has it that it is not used
-  bool draining = false;  // it has said so: what it was asked stays with it
-  int looks = 0;          // of one that has never answered: how often it was found down
-  Time down_at{};         // of one that has answered and is down
+  bool told = false;  // the log has it that it is not used
+  int looks = 0;      // of one that has never answered: how often it was found down
+  Time down_at{};     // of one that has answered and is down
 };
 
 // Workers that can replace each other. An index always means the same worker.

@@ -74,7 +74,7 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
     StuckWorker stuck(first(events, 9) + events[9].substr(0, events[9].size() / 2));
     router::RouterOptions options = options_for({stuck.url(), well.url()});
     options.health_interval = milliseconds(20);
-    options.health_timeout = patient(milliseconds(200));
+    options.health_timeout = patient(milliseconds(500));
     options.comeback = std::chrono::hours(1);
     const auto router = *router::Router::start(options);
     std::string body;
@@ -102,6 +102,23 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
     stuck.set_deaf(false);
     until([&] { return of_worker(router->port(), "worker_up", stuck.url()) == 1; });
   }
+}
+
+// Where none is up, one that is down is asked; but not waited for if it still shows nothing.
+TEST(LostWorker, WhatOneThatIsDownWasAskedIsNotLeftThere) {
+  StuckWorker stuck;
+  router::RouterOptions options = options_for({stuck.url()});
+  options.health_interval = milliseconds(20);
+  options.health_timeout = patient(milliseconds(100));
+  const auto router = *router::Router::start(options);
+  stuck.set_deaf(true);
+  until([&] { return of_worker(router->port(), "worker_up", stuck.url()) == 0; });
+  const httplib::Result result = post(router->port(), request_body());
+  ASSERT_TRUE(result);
+  EXPECT_EQ(stuck.asked, 1);
+  EXPECT_EQ(result->status, 503);
+  EXPECT_THAT(result->body, HasSubstr("no decode worker is left that can continue"));
+  stuck.set_deaf(false);
 }
 
 // What a worker answers with an error may be the request's fault: that has a budget.
