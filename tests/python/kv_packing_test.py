@@ -1,5 +1,6 @@
 """Blocks that kernels pack: how they do is found by looking, and plans move their tokens between packings of other sizes.
 Against a reference in numpy that knows of a block only where each number is."""
+import math
 import random
 import sys
 import unittest
