@@ -87,9 +87,14 @@ void gpus_text(std::string& out, const Json& info) {
   const Json& nvidia = info["nvidia"];
   if (info["gpus"].empty()) absl::StrAppend(&out, "  none\n");
   for (const Json& gpu : info["gpus"]) {
-    absl::StrAppend(&out,
-                    absl::StrFormat("  PCI %s, NUMA node %s, kernel driver %s\n", plain(gpu["pci"]),
-                                    plain(gpu["numa_node"]), plain(gpu["driver"])));
+    absl::StrAppend(
+        &out,
+        absl::StrFormat("  PCI %s, NUMA node %s, kernel driver %s\n", plain(gpu["pci"]),
+                        plain(gpu["numa_node"]), plain(gpu["driver"])),
+        absl::StrFormat("    link %s now, %s at best, BAR1 %s, IOMMU %s%s\n", plain(gpu["link"]),
+                        plain(gpu["best_link"]), bytes_or(gpu["bar1_bytes"], "-"),
+                        plain(gpu["iommu"]),
+                        info["kernel"]["virtual"].get<bool>() ? ", in a virtual machine" : ""));
   }
   if (!nvidia["driver"].is_null()) {
     absl::StrAppend(&out, absl::StrFormat("  NVIDIA driver %s (%s kernel module), peermem %s\n",

@@ -65,7 +65,7 @@ int parse_info(int argc, const char* const* argv, bool doctor, InfoOptions& opti
 absl::Status print_json(const InfoOptions& options, const Json& json);
 
 // {"release","modules":{NAME:"loaded"|"available"|"missing"},"ptrace_scope",
-//  "dma_buf_registration"}
+//  "dma_buf_registration","virtual"}; virtual: below a hypervisor.
 Json kernel_info(const SystemRoot& root);
 // {"memlock":{"soft","hard"},"ipc_lock","open_files","cgroup_memory","cgroup_rdma","uverbs"};
 // null: no limit.
@@ -76,7 +76,7 @@ Json memory_info(const SystemRoot& root);
 Json network_info(const SystemRoot& root);
 // [{"node","cpus","distances"}]
 Json numa_info(const SystemRoot& root);
-// {"driver","open_module","peermem"}; driver is null without a driver.
+// {"driver","open_module","peermem","gdrdrv"}; driver is null without a driver.
 Json nvidia_info(const SystemRoot& root);
 
 // [{"name","pci","numa_node","firmware","ports":[{"number","state","link_layer","rate","netdev",
@@ -85,7 +85,8 @@ Json nvidia_info(const SystemRoot& root);
 // that fits into the MTU of the network device.
 Json rdma_devices(const SystemRoot& root);
 
-// NVIDIA GPUs: [{"pci","numa_node","driver"}].
+// NVIDIA GPUs: [{"pci","numa_node","driver","link","best_link","bar1_bytes","iommu"}]. A link is
+// slower while its GPU has nothing to do.
 Json gpus(const SystemRoot& root);
 
 // [{"rdma","gpu","distance"}] for every pair that has a place on the PCI bus: base::PciDistance by

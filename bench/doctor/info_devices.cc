@@ -3,6 +3,7 @@
 #include "bench/doctor/info.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -48,6 +49,30 @@ std::string pci_of(const SystemRoot& root, const std::string& path) {
 // -1 is what the kernel says on machines without NUMA.
 Json numa_node(const SystemRoot& root, const std::string& pci) {
   return pci.empty() ? Json() : number_or_null(root.number(absl::StrCat(kPci, pci, "/numa_node")));
+}
+
+// "32.0 GT/s PCIe x16", of the link as it is or as it can be; null where that is not known.
+Json pcie_link(const SystemRoot& root, const std::string& path, const char* which) {
+  const std::string speed = root.text(absl::StrCat(path, "/", which, "_link_speed"));
+  const auto width = root.number(absl::StrCat(path, "/", which, "_link_width"));
+  if (speed.empty() || speed == "Unknown" || !width || *width == 0) return {};
+  return absl::StrCat(speed, " x", *width);
+}
+
+// The window through which others on the bus reach the GPU's memory: the second of the device's
+// regions, each of which is a line "0x<first> 0x<last> 0x<flags>".
+Json bar1_bytes(const SystemRoot& root, const std::string& path) {
+  const std::vector<std::string> lines = absl::StrSplit(root.text(path + "/resource"), '\n');
+  unsigned long long first = 0, last = 0;
+  if (lines.size() < 2 || std::sscanf(lines[1].c_str(), "%llx %llx", &first, &last) != 2) return {};
+  return last > first ? Json(last - first + 1) : Json();
+}
+
+// "DMA", "identity", ...: what becomes of addresses that the device uses; null: no IOMMU, or the
+// kernel does not say.
+Json iommu(const SystemRoot& root, const std::string& path) {
+  const std::string type = root.text(path + "/iommu_group/type");
+  return type.empty() ? Json() : Json(type);
 }
 
 Json read_gids(const SystemRoot& root, const std::string& port) {
@@ -133,7 +158,11 @@ Json gpus(const SystemRoot& root) {
     found.push_back(
         {{"pci", pci},
          {"numa_node", numa_node(root, pci)},
-         {"driver", driver.empty() ? Json() : Json(driver.substr(driver.rfind('/') + 1))}});
+         {"driver", driver.empty() ? Json() : Json(driver.substr(driver.rfind('/') + 1))},
+         {"link", pcie_link(root, path, "current")},
+         {"best_link", pcie_link(root, path, "max")},
+         {"bar1_bytes", bar1_bytes(root, path)},
+         {"iommu", iommu(root, path)}});
   }
   return found;
 }

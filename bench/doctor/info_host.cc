@@ -127,6 +127,7 @@ Json kernel_info(const SystemRoot& root) {
   int major = 0, minor = 0;
   const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   out["dma_buf_registration"] = known && (major > 5 || (major == 5 && minor >= 12));
+  out["virtual"] = absl::StrContains(root.text("/proc/cpuinfo"), " hypervisor");
   return out;
 }
 
@@ -198,7 +199,8 @@ Json nvidia_info(const SystemRoot& root) {
   const std::string version = root.text("/proc/driver/nvidia/version");
   Json out = {{"driver", Json()},
               {"open_module", version.find("Open Kernel Module") != std::string::npos},
-              {"peermem", root.exists("/sys/module/nvidia_peermem")}};
+              {"peermem", root.exists("/sys/module/nvidia_peermem")},
+              {"gdrdrv", root.exists("/sys/module/gdrdrv")}};
   if (version.empty()) return out;
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul ...": the first number with
   // a dot in it.

@@ -36,6 +36,7 @@ struct Settings {
   bool restart = false;
   int max_restarts = launch::ForkOptions().max_restarts;
   std::string link;
+  std::string wire = "f32";
   std::string device = "cpu";
   bool no_overlap = false;
   std::string check;  // a timeline
@@ -73,6 +74,7 @@ TrainerOptions options_for(const Preset& preset, const Settings& settings) {
   options.long_length = preset.long_length;
   options.seed = settings.seed;
   options.parallel.overlap = !settings.no_overlap;
+  options.parallel.wire = settings.wire == "bf16" ? DataType::kBF16 : DataType::kF32;
   return options;
 }
 
@@ -129,6 +131,11 @@ int train(Settings& settings) {
   RunOptions& run = settings.run;
   const absl::StatusOr<TrainDevice> device = parse_train_device(settings.device);
   if (!device.ok()) return fail(device.status());
+  if (device->cuda && settings.wire != "f32") {
+    return fail(absl::InvalidArgumentError(
+        "gradients in a device's memory travel as f32: leave out --wire bf16, or train with "
+        "--device cpu"));
+  }
   run.recover = settings.restart;
   if (!settings.link.empty()) {
     absl::StatusOr<LinkShape> shape = LinkShape::parse(settings.link);
@@ -284,6 +291,10 @@ int train_main(int argc, char** argv) {
       ->group(several);
   app.add_option("--accumulate", parallel.accumulate, "micro-batches of each rank in a step")
       ->check(whole_number(1, kMost))
+      ->capture_default_str()
+      ->group(several);
+  app.add_option("--wire", settings.wire, "gradients between ranks as f32 or bf16")
+      ->check(one_of({"f32", "bf16"}))
       ->capture_default_str()
       ->group(several);
   app.add_flag("--no-overlap", settings.no_overlap, "communicate only while nothing is computed")

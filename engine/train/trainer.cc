@@ -36,6 +36,14 @@ absl::Status check_parallel(const TrainerOptions& options, int ranks) {
           micro_batches, options.batch_tokens / length, length));
     }
   }
+  if (parallel.wire != DataType::kF32 && parallel.wire != DataType::kBF16) {
+    return absl::InvalidArgumentError("gradients travel as f32 or bf16 only");
+  }
+  if (parallel.wire != DataType::kF32 && options.runner) {
+    return absl::InvalidArgumentError(
+        "gradients in a device's memory travel as f32: leave out --wire bf16, or train with "
+        "--device cpu");
+  }
   if (parallel.zero != 0 && parallel.zero != 1) {
     return absl::InvalidArgumentError("only ZeRO stages 0 and 1 exist here");
   }
@@ -140,7 +148,9 @@ absl::Status Trainer::start() {
       comm_->all_reduce(gradients_.data(), gradients_.data(), 1, DataType::kF32, ReduceOp::kSum);
   if (!status.ok()) return status;
   calls_ = std::make_unique<CallTracker>(*comm_, timeline_);
-  reducer_ = std::make_unique<GradientReducer>(*comm_, *calls_, options_.parallel, buckets_);
+  auto reducer = GradientReducer::create(*comm_, *calls_, pool_, options_.parallel, buckets_);
+  if (!reducer.ok()) return reducer.status();
+  reducer_ = *std::move(reducer);
   if (options_.parallel.zero > 0) {
     gatherer_ = std::make_unique<WeightGatherer>(*comm_, *calls_, buckets_);
   }

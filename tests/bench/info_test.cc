@@ -108,6 +108,45 @@ TEST(Info, DistancesFollowTheBridges) {
   EXPECT_EQ(pairs[0]["rdma"], "mlx5_0");
 }
 
+// What bounds the rate of a GPU, as the kernel has it.
+TEST(Info, TheLinkOfAGpuAndItsWindow) {
+  FakeTree tree;
+  const std::string chain = "pci0000:00/0000:00:02.0/0000:05:00.0";
+  const std::string at = "/sys/devices/" + chain;
+  tree.pci(chain, "0x10de", "0x030200", 0)
+      .file("/proc/cpuinfo", "flags\t\t: fpu vme hypervisor lahf_lm\n")
+      .file(at + "/current_link_speed", "2.5 GT/s PCIe\n")
+      .file(at + "/current_link_width", "16\n")
+      .file(at + "/max_link_speed", "32.0 GT/s PCIe\n")
+      .file(at + "/max_link_width", "16\n")
+      .file(at + "/resource",
+            "0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n"
+            "0x0000038000000000 0x0000039fffffffff 0x000000000014220c\n"
+            "0x0000000000000000 0x0000000000000000 0x0000000000000000\n")
+      .file("/sys/kernel/iommu_groups/7/type", "DMA-FQ\n")
+      .link(at + "/iommu_group", "/sys/kernel/iommu_groups/7");
+  const Json gpu = gpus(tree.root())[0];
+  EXPECT_EQ(gpu["link"], "2.5 GT/s PCIe x16");
+  EXPECT_EQ(gpu["best_link"], "32.0 GT/s PCIe x16");
+  EXPECT_EQ(gpu["bar1_bytes"], uint64_t{128} << 30);
+  EXPECT_EQ(gpu["iommu"], "DMA-FQ");
+  EXPECT_THAT(info_text(collect_info(tree.root(), Json::array())),
+              HasSubstr("link 2.5 GT/s PCIe x16 now, 32.0 GT/s PCIe x16 at best, BAR1 128 GiB, "
+                        "IOMMU DMA-FQ, in a virtual machine"));
+}
+
+TEST(Info, AGpuWithoutFactsIsShownAsUnknown) {
+  FakeTree tree;
+  tree.pci("pci0000:00/0000:00:02.0/0000:05:00.0", "0x10de", "0x030200", 0)
+      .file("/sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0/resource", "nothing\nof use");
+  const Json gpu = gpus(tree.root())[0];
+  for (const char* what : {"link", "best_link", "bar1_bytes", "iommu"}) {
+    EXPECT_TRUE(gpu[what].is_null()) << what;
+  }
+  EXPECT_THAT(info_text(collect_info(tree.root(), Json::array())),
+              HasSubstr("link - now, - at best, BAR1 -, IOMMU -\n"));
+}
+
 TEST(Info, ModulesAreLoadedAvailableOrMissing) {
   FakeTree tree;
   tree.file("/proc/sys/kernel/osrelease", "6.1.0-56-amd64")

@@ -103,6 +103,22 @@ TEST(DataParallel, HowMicroBatchesAreAddedChangesTheSumOnlyByRounding) {
   }
 }
 
+TEST(DataParallel, Bf16OnTheWireIsTheSameAtAllRanksAndCloseToF32) {
+  std::vector<std::vector<float>> sharded;
+  for (int zero : {0, 1}) {
+    TrainerOptions options = tiny_options(kParallelSteps);
+    options.parallel.wire = DataType::kBF16;
+    options.parallel.zero = zero;
+    const auto weights = train_ranks(2, options, kParallelSteps);
+    EXPECT_EQ(weights[0], weights[1]);
+    sharded.push_back(weights[0]);
+  }
+  EXPECT_EQ(sharded[0], sharded[1]);
+  const std::vector<float> exact = alone(2);
+  EXPECT_NE(sharded[0], exact);
+  for (size_t i = 0; i < exact.size(); ++i) ASSERT_NEAR(sharded[0][i], exact[i], 5e-2) << i;
+}
+
 TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
   double bits[3];
   StepReport reports[3];

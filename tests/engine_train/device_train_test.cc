@@ -142,6 +142,9 @@ TEST(DeviceTrain, RefusesWhatADeviceDoesNotHave) {
   const auto error = [&] {
     return std::string(Trainer::create(options, text(), pool).status().message());
   };
+  options.parallel.wire = DataType::kBF16;
+  EXPECT_THAT(error(), HasSubstr("--wire bf16"));
+  options.parallel.wire = DataType::kF32;
   EXPECT_THAT(error(), HasSubstr("--accumulate"));
   options.model.vocab_size = 65536;
   EXPECT_THAT(error(), HasSubstr("parameters, gradients or moments"));
