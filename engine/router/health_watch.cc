@@ -73,7 +73,7 @@ void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why, bool 
   const bool was_up = group.picker.is_up(worker);
   workers_.set_down(group, worker, std::move(why));
   // Where all are down, requests go to one of them all the same: it is left as if it had been up.
-  if (!drains && (was_up || group.picker.in_flight(worker) > 0)) on_down_(group, worker);
+  if (!drains && (was_up || group.picker.stats(worker).in_flight > 0)) on_down_(group, worker);
 }
 
 KvAgent HealthWatch::agent_in(const nlohmann::json& page) {
