@@ -159,34 +159,6 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
   return absl::OkStatus();
 }
 
-// What to use instead of a flag that perftest has and these commands do not. Empty for others.
-std::string instead_of(std::string_view flag) {
-  struct Foreign {
-    std::string_view flag;  // or how it begins
-    const char* instead;
-  };
-  static constexpr std::array kForeign = {
-      Foreign{"-A", "there are no atomic tests; the nearest is write_lat"},
-      Foreign{"--atomic", "there are no atomic tests; the nearest is write_lat"},
-      Foreign{"-M", "there is no multicast; the nearest is send_bw"},
-      Foreign{"--mcg", "there is no multicast; the nearest is send_bw"},
-      Foreign{"-X", "the nearest is -e, which sleeps on events"},
-      Foreign{"--ipv6", "write the address itself as HOST: [fe80::1]"},
-      Foreign{"--bind_source_ip", "the nearest is -d, which chooses the device"},
-      Foreign{"--send_with_imm", "the nearest is --write_with_imm"},
-      Foreign{"--odp", "memory comes from a registered pool; the nearest is --use_hugepages"},
-      Foreign{"--use_cuda_bus_id", "the nearest is --use_cuda=N; `baton info` lists the devices"},
-      Foreign{"--use_rocm", "there is host memory and CUDA's (--use_cuda=N)"},
-      Foreign{"--rate_limit", "there is no rate limiter; the nearest is -t 1"},
-      Foreign{"--report-both", "the two directions are in --json FILE"},
-      Foreign{"--reversed", "run the client on the other side, or use read_bw"},
-  };
-  for (const Foreign& foreign : kForeign) {
-    if (flag.starts_with(foreign.flag)) return foreign.instead;
-  }
-  return "";
-}
-
 // The error for arguments that no command knows.
 std::string complaint(const CLI::App& app, const std::vector<std::string>& unknown) {
   for (const std::string& argument : unknown) {

@@ -73,6 +73,10 @@ struct PerfCommand {
 };
 PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv);
 
+// A flag that perftest has and these commands do not: what to use instead. Empty for a flag that
+// perftest does not have either.
+std::string instead_of(const std::string& flag);
+
 // argv[0] is the name of the test. Exit status: 0, 1 when the test fails or is below a limit, 2 for
 // bad arguments.
 int perf_main(int argc, char** argv);

@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"write_bw", "--json /nowhere/x h", "--json: cannot write /nowhere/x"},
         Bad{"write_bw", "--out_json_file / h", "cannot write / (Is a directory)"},
         // perftest's, with the nearest that is here
-        Bad{"write_bw", "--odp h", "--use_hugepages"}, Bad{"write_bw", "-X3 h", "-e"},
+        Bad{"write_bw", "--odp h", "--use_hugepages"},
         Bad{"write_bw", "--use_cuda=-1 h", "--use_cuda"},
         Bad{"write_bw", "--use_cuda_dmabuf h", "--use_cuda=N"}, Bad{"write_bw", "-O h", "-d DEV"},
         Bad{"write_bw", "-O -d a,b h", "-d DEV"}, Bad{"write_bw", "--rate_limit=5 h", "-t 1"},
@@ -212,6 +212,14 @@ TEST(PerfOptions, ACounterWakesASleeper) {
   EXPECT_TRUE((*parse("write_lat", "-e h")).immediate);
   EXPECT_FALSE((*parse("write_lat", "h")).immediate);
   EXPECT_FALSE((*parse("write_bw", "-e h")).immediate);
+}
+
+TEST(PerfOptions, ForeignFlagsAreKnownInEveryForm) {
+  EXPECT_NE(instead_of("--use_cuda_bus_id=0000:01:00.0"), "");
+  EXPECT_NE(instead_of("-X"), "");
+  EXPECT_NE(instead_of("-X3"), "");
+  EXPECT_EQ(instead_of("--frobnicate"), "");
+  EXPECT_EQ(instead_of("-"), "");
 }
 
 }  // namespace
