@@ -95,8 +95,7 @@ TEST_P(ExpertsFailure, AStoppedRankIsMaskedAfterItsTimeout) {
                                                    {Dies::kInCombine, 2}};
   for (const auto& [when, ranks] : stops) {
     ExpertsOptions options{.experts = 12, .top_k = 3, .hidden = 3000, .max_tokens = 20};
-    options.rank_timeout =
-        patient(std::chrono::seconds(2));  // a living rank may have no core so long
+    options.rank_timeout = patient(std::chrono::milliseconds(500));
     run_and_lose(ranks, options, when);
   }
 }
