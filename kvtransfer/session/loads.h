@@ -97,6 +97,7 @@ class Loads {
     std::optional<KvShare> share;  // of the heads; none: by its name
     Time heard{}, looked{};        // looked: whether prefill is there
     std::optional<Time> asked;
+    std::shared_ptr<Peer> met;                 // that was asked
     bool answered = true;                      // what was asked last
     std::shared_ptr<KvMover::Source> source;   // whose blocks are read
     std::vector<nlohmann::json> unknown;       // said to be ready before that, or to be written

@@ -156,17 +156,20 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
   if (!peers_.contains(asked.agent)) forget_who_went();
   std::shared_ptr<Peer>& peer = peers_[asked.agent];
   if (peer == nullptr) peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
+  const auto gone = [&] {
+    return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
+  };
+  if (asked.asked.has_value() && asked.met != peer) return gone();  // another load has noticed
   if (is_there(asked.agent, *peer)) {
     ask(load, asked, *peer, now);
+    if (asked.asked.has_value()) asked.met = peer;
     return absl::OkStatus();
   }
   peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
     peer = std::make_shared<Peer>(Peer{.life = life_at(now)});
-    if (asked.asked.has_value()) {
-      return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
-    }
+    if (asked.asked.has_value()) return gone();
   }
   absl::Status status = fetch(asked, *peer, now);
   // A load that asks for a prompt does not wait until a prefill is started.

@@ -123,8 +123,8 @@ struct TwoSessions : ::testing::Test {
     from->close();
     into->close();
   }
-  void order(KvRequestId id) {
-    KvOrder order{.id = id, .from = from->params_of("t"), .timeout = std::chrono::seconds(10)};
+  void order(KvRequestId id, const std::string& transfer = "t") {
+    KvOrder order{.id = id, .from = from->params_of(transfer), .timeout = std::chrono::seconds(10)};
     order.from.workers = {{"prefill/0", from->address()}};
     order.loads = 1;
     order.push = push;
@@ -171,6 +171,27 @@ TEST_F(TwoSessions, ATransferThatWasLoadedIsLoadedAgainAtOnce) {
   }
   EXPECT_EQ(into->session_stats().loads_failed, 0u);
   EXPECT_EQ(from->session_stats().jobs_failed, 0u);
+}
+
+// The first load that looks notices it; the others were asked of that prefill too.
+TEST_F(TwoSessions, EveryLoadOfAPrefillThatWentEndsAtOnce) {
+  for (const KvRequestId id : {1, 2, 3}) order(id, absl::StrCat("t", id));
+  until([&] { return prefill.its->has_remote("decode/0"); },
+        [&] {
+          into->turn();
+          from->turn();
+        });
+  decode_alone(20);
+  from->close();
+  prefill.its = nullptr;
+  until([&] { return !decode.its->has_remote("prefill/0"); }, [&] { into->turn(); });
+  clock.advance(std::chrono::seconds(1));  // a load may take ten
+  decode_alone(20);
+  for (const KvRequestId id : {1, 2, 3}) {
+    const absl::Status status = into->load_status(id);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << id << ": " << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("is gone"));
+  }
 }
 
 TEST_F(TwoSessions, ALoadThatWasGivenUpDoesNotEndTheNextOfItsTransfer) {

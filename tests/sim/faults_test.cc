@@ -39,7 +39,8 @@ class Schedule : public FaultSchedule {
         seen_(seen),
         options_(conditions()),
         probe_at_(2 * half_),
-        cluster_(options_, probe_at_ + block_, 64) {}
+        // A third of them may have notifications that have not ended.
+        cluster_(options_, probe_at_ + block_, 4 * kTransfers) {}
 
   void run() {
     for (size_t node = 0; node < 2; ++node) take(node);
