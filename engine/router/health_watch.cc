@@ -34,7 +34,7 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
       {.on_head = [&probe](int status, std::string_view) { probe.status = status; },
        .on_body = [&probe](std::string_view bytes) { probe.body += bytes; },
        .on_end =
-           [this, &probe, done = std::move(done)](const absl::Status& status) {
+           [&probe, done = std::move(done)](const absl::Status& status) {
              if (!status.ok()) probe.status = 0;
              probe.silent = absl::IsDeadlineExceeded(status);
              probe.why = std::string(status.message());
