@@ -1,4 +1,6 @@
 // What a transfer of many descriptors costs: nothing on the heap for each of them.
+#include <ctime>
+
 #include "kvtransfer/agent_kv.h"
 #include "tests/count_allocations.h"
 #include "tests/kvtransfer/agent_pair.h"
@@ -143,6 +145,57 @@ TEST(AgentCost, RegisteringManyRangesReadsTheMappingsOnce) {
   const uint64_t before = internal::looks_at_mappings();
   ASSERT_TRUE(agent->register_memory(ranges).ok());
   EXPECT_EQ(internal::looks_at_mappings() - before, 1u);
+}
+
+// By hand: agent_cost_test --gtest_also_run_disabled_tests
+TEST(AgentCost, DISABLED_Times) {
+  Scattered s(32'768, 1024);
+  // Of this thread alone: others may have the machine too.
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return Time(std::chrono::seconds(time.tv_sec)) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  const auto say = [](const char* what, Time best, size_t per) {
+    std::printf("%-28s %8.2f us %8.2f ns each\n", what, best.count() / 1e3,
+                static_cast<double>(best.count()) / static_cast<double>(per));
+  };
+  const auto best_of = [&](auto&& f) {
+    Time best = kNever;
+    for (int i = 0; i < 30; ++i) {
+      const Time begin = now();
+      f();
+      best = std::min(best, now() - begin);
+    }
+    return best;
+  };
+  std::vector<Descriptor> irregular = s.here;
+  std::shuffle(irregular.begin(), irregular.end(), std::mt19937(3));
+  say("prepare, regular", best_of([&] { s.a->prepare_local(s.here).IgnoreError(); }), 32'768);
+  say("prepare, irregular", best_of([&] { s.a->prepare_local(irregular).IgnoreError(); }), 32'768);
+  const auto local = s.a->prepare_local(s.here);
+  const auto odd = s.a->prepare_local(irregular);
+  const auto remote = s.a->prepare_remote("beta", s.there);
+  AgentTransferId write;
+  say("make_transfer",
+      best_of([&] { write = *s.a->make_transfer(Op::kWrite, *local, s.from, *remote, s.to); }),
+      32'768);
+  say("make_transfer, irregular",
+      best_of([&] { s.a->make_transfer(Op::kWrite, *odd, s.from, *remote, s.to).IgnoreError(); }),
+      32'768);
+  const auto post = [&](AgentTransferId transfer) {
+    Time best = kNever;
+    for (int round = 0; round < 30; ++round) {
+      const Time begin = now();
+      EXPECT_TRUE(s.a->post(transfer).ok());
+      best = std::min(best, now() - begin);
+      EXPECT_TRUE(s.a->wait(transfer, kLong).ok());
+    }
+    return best;
+  };
+  say("post", post(write), 32'768);
+  say("post of one descriptor", post(*s.a->make_transfer(Op::kWrite, *local, {7}, *remote, {9})),
+      1);
 }
 
 }  // namespace
