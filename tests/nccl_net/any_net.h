@@ -40,7 +40,7 @@ class AnyNet {
   // `optional`: NCCL's word that the receiver looks at the lines itself.
   Result receive(void* comm, int count, void** data, size_t* sizes, int* tags, void** memory,
                  void** request, bool optional = false) const;
-  // Of a group of one.
+  // A receive that is a group of its own.
   Result receive_one(void* comm, void* data, size_t size, int tag, void* memory,
                      void** request) const {
     return receive(comm, 1, &data, &size, &tag, &memory, request);

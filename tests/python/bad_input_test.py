@@ -31,7 +31,7 @@ class Pair(Refusing):
         self.assertGreater(len(text), 20)
         for name in re.findall(r"(\w+)\(", text):
             self.assertTrue(any(hasattr(kind, name) for kind in (baton, baton.Agent, baton.Transfer, baton.KvLayout)),
-                            f"nobody here can call {name}(): {text}")
+                            f"baton has no {name}(): {text}")
 
 
 class Listeners(Pair):

@@ -36,7 +36,7 @@ class Refused(Refusing):
         self.assertTrue(text.startswith(f"{kind.status.name}: "), text)
         self.assertGreater(len(text), len(kind.status.name) + 20, "what happened, and to what")
         for name in re.findall(r"(\w+)\(", text):
-            self.assertTrue(hasattr(nixl_agent, name) or hasattr(nixlBind.nixlAgent, name), f"nobody here can call {name}(): {text}")
+            self.assertTrue(hasattr(nixl_agent, name) or hasattr(nixlBind.nixlAgent, name), f"baton.nixl has no {name}(): {text}")
 
 
 class Words(Refused):
