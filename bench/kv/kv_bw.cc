@@ -27,15 +27,14 @@ size_t round_size(const KvBwOptions& options, double seconds_each) {
 
 // The bytes that the floor copies per round: as many as the transfers move, but no more than take
 // the same time. Compared with a device's copies a CPU would need a hundred times longer.
-absl::StatusOr<size_t> floor_size(Floor& floor, double bytes, size_t count, double seconds) {
+absl::StatusOr<size_t> floor_size(const Floor& floor, double bytes, size_t count, double seconds) {
   const auto rate = floor.run(1);
   if (!rate.ok()) return rate.status();
   const double fit = seconds * static_cast<double>(count) * *rate * 1e9 / bytes;
   return static_cast<size_t>(std::clamp(fit, 1.0, static_cast<double>(count)));
 }
 
-absl::StatusOr<std::unique_ptr<Floor>> floor_of(const KvBwOptions& options, KvSession& session,
-                                                Cores cores) {
+absl::StatusOr<Floor> floor_of(const KvBwOptions& options, KvSession& session, Cores cores) {
   if (options.provider == "shm" && options.cuda) return device_floor(session, *options.cuda);
   if (options.provider == "shm") return memcpy_floor(session);
   if (options.provider == "tcp" && options.host.empty()) {
@@ -44,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Floor>> floor_of(const KvBwOptions& options, KvSe
   if (options.provider == "ucx" && options.host.empty()) {  // one connection, as Linux has them
     return sockets_floor(options, session.workload().bytes(), cores, "(cubic, 1 socket)");
   }
-  return std::unique_ptr<Floor>();
+  return Floor();
 }
 
 absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& session, Cores cores) {
@@ -66,12 +65,12 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
       options.transfers > 0
           ? std::clamp<size_t>(options.transfers / count, 1, kRounds)
           : std::clamp<size_t>(static_cast<size_t>(options.seconds / seconds_each), 1, kRounds);
-  session.latencies().clear();
+  session.forget_times();
 
   const double bytes = static_cast<double>(session.workload().bytes());
   size_t floor_count = 0;
-  if (*floor != nullptr) {
-    const auto size = floor_size(**floor, bytes, count, seconds_each);
+  if (floor->run) {
+    const auto size = floor_size(*floor, bytes, count, seconds_each);
     if (!size.ok()) return size.status();
     floor_count = *size;
   }
@@ -80,8 +79,8 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
     const auto took = session.run(count, options.inflight);
     if (!took.ok()) return took.status();
     rates.push_back(bytes * static_cast<double>(count) * 1e-9 / *took);
-    if (*floor == nullptr) continue;
-    const auto rate = (*floor)->run(floor_count);
+    if (!floor->run) continue;
+    const auto rate = floor->run(floor_count);
     if (!rate.ok()) return rate.status();
     floor_rates.push_back(*rate);
   }
@@ -103,8 +102,9 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
   row.gb_per_s = Rate::of(rates);
   row.seconds = bytes * 1e-9 / row.gb_per_s.median;
   row.latency_us = Latency::of(session.latencies());
-  if (*floor != nullptr) {
-    row.floor = (*floor)->reference();
+  row.submit_us = base::median(session.submits());
+  if (floor->run) {
+    row.floor = floor->reference;
     row.floor->gb_per_s = base::median(floor_rates);
   }
   if (absl::Status status = session.verify(); !status.ok()) return status;
@@ -211,6 +211,7 @@ std::string kv_bw_table(const std::vector<Row>& rows) {
     const Row& row = rows.front();
     absl::StrAppend(&notes, "route: ", row.route, "\nmemory: ", row.params.value("memory", ""),
                     row.params.value("pinned", false) ? "; each side pinned to its core" : "",
+                    absl::StrFormat("\nsubmit() takes %.1f us, median", row.submit_us),
                     "\nverified: every byte was checked after the timed part\n");
   }
   return table.text() + notes;
@@ -224,7 +225,6 @@ int kv_bw_main(int argc, char** argv) {
     std::cerr << "baton kv_bw: " << status.message() << "\n";
     return 1;
   };
-  if (options.suite) return run_kv_suite(options);
   if (options.listen) {
     const absl::Status status = listen(options);
     return status.ok() ? 0 : fail(status);

@@ -34,7 +34,6 @@ struct KvBwOptions {
   std::string advertise;
   uint16_t listen_port = 0;
   bool once = false;
-  bool suite = false;
 
   static constexpr uint16_t kPort = 18516;
 
@@ -62,10 +61,5 @@ std::string kv_bw_table(const std::vector<Row>& rows);
 
 // Parses, measures, prints. Returns the exit status: 0, 1 on failure, 2 on bad arguments.
 int kv_bw_main(int argc, char** argv);
-
-// `baton kv_bw --suite`: every transport row of docs/benchmarks.md, with its target. Uses the
-// options' json, seconds, pin and settings. Returns 0 when everything ran and was verified (a
-// missed target is printed, not failed: the machine may be busy), else 1.
-int run_kv_suite(const KvBwOptions& options);
 
 }  // namespace baton::bench

@@ -24,7 +24,6 @@ constexpr const char* kFooter = R"(Examples:
   baton kv_bw --provider shm --op both                     4,096 scattered pages of 16 KiB
   baton kv_bw --provider tcp --op read --baselines         the same over tcp, and UCX beside it
   baton kv_bw --model llama3-8b --tokens 8192 --tp 2:1     one request of a real model
-  baton kv_bw --suite --json rows.jsonl                    every row of docs/benchmarks.md
   baton kv_bw --listen '*' ... baton kv_bw HOST            two machines, one cluster key
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second.)";
 
@@ -138,7 +137,6 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   app.add_option("--json", options.json, "write one JSON object per row")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
-  auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
   auto* listener =
       app.add_option(
              "--listen", listen,
@@ -146,8 +144,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                  "serve as the target for others (default 127.0.0.1:%u; \"*\" for other machines)",
                  KvBwOptions::kPort))
           ->type_name("[HOST:PORT]")
-          ->expected(0, 1)
-          ->excludes(suite);
+          ->expected(0, 1);
   engine::command_line::add_advertise(app, "--advertise", options.advertise)->needs(listener);
   app.add_flag("--once", options.once, "with --listen: exit when the first initiator has left")
       ->needs(listener);
@@ -163,15 +160,10 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   const auto device = parse_memory_kind(memory);
   if (!device.ok()) return refuse(device.status());
   options.cuda = *device;
-  if (options.cuda && options.suite) {
-    return refuse(absl::InvalidArgumentError("--suite measures host memory: leave out --memory"));
-  }
   if (absl::Status status = finish(options, op, tp, listen); !status.ok()) {
     return refuse(status);
   }
-  if (!options.suite) {
-    engine::command_line::tell_idle_settings(name, options.settings, {options.provider});
-  }
+  engine::command_line::tell_idle_settings(name, options.settings, {options.provider});
   return {.options = std::move(options), .exit_status = 0};
 }
 

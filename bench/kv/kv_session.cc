@@ -140,6 +140,8 @@ WorkerOptions worker_options(const char* name, const KvBwOptions& options) {
   return out;
 }
 
+double microseconds(Time time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
 // Tells the other end of the pipe one line.
 void tell(int out, const std::string& line) {
   const std::string text = line + "\n";
@@ -260,7 +262,7 @@ absl::StatusOr<double> KvSession::run(size_t count, size_t inflight) {
   request.on_end = [](void* context, TransferId, const absl::Status&) {
     static_cast<Flight*>(context)->end = Clock::steady().now();
   };
-  latencies_.reserve(latencies_.size() + count);
+  for (auto* times : {&latencies_, &submits_}) times->reserve(times->size() + count);
   const Time begin = Clock::steady().now();
   absl::Status status;
   for (size_t i = 0; i < count && status.ok(); ++i) {
@@ -270,6 +272,7 @@ absl::StatusOr<double> KvSession::run(size_t count, size_t inflight) {
     request.context = &flight;
     flight.begin = Clock::steady().now();
     auto id = worker_->submit(request);
+    submits_.push_back(microseconds(Clock::steady().now() - flight.begin));
     if (id.ok()) flight.id = *id;
     status = id.status();
   }
@@ -285,8 +288,7 @@ absl::StatusOr<double> KvSession::run(size_t count, size_t inflight) {
 absl::Status KvSession::land(Flight& flight) {
   if (flight.id.generation == 0) return absl::OkStatus();
   const absl::Status status = worker_->wait(flight.id);
-  latencies_.push_back(
-      std::chrono::duration<double, std::micro>(flight.end - flight.begin).count());
+  latencies_.push_back(microseconds(flight.end - flight.begin));
   flight.id = {};
   return status;
 }

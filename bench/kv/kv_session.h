@@ -68,13 +68,19 @@ class KvSession {
   // the memory poisoned: prepare() again.
   absl::Status verify();
 
-  // The transfer that run() submits, for callers that submit it themselves.
+  // The transfer that run() submits.
   const TransferRequest& request() const { return request_; }
   const Workload& workload() const { return *workload_; }
   BenchMemory& local() { return *local_; }
   size_t remote_bytes() const;
-  // From submit() to the end, of every transfer since the last clear, in microseconds.
-  std::vector<double>& latencies() { return latencies_; }
+  // From submit() to the end, and in submit(), of every transfer since they were forgotten, in
+  // microseconds.
+  const std::vector<double>& latencies() const { return latencies_; }
+  const std::vector<double>& submits() const { return submits_; }
+  void forget_times() {
+    latencies_.clear();
+    submits_.clear();
+  }
   Worker& worker() { return *worker_; }
   std::string route() const;
   // "memfd, 2 MiB pages" of this side.
@@ -102,7 +108,7 @@ class KvSession {
   std::unique_ptr<BenchMemory> local_;
   TransferRequest request_;
   std::vector<Flight> flights_;
-  std::vector<double> latencies_;
+  std::vector<double> latencies_, submits_;
 };
 
 }  // namespace baton::bench

@@ -93,8 +93,10 @@ int write_files(const CollectivePerfOptions& options, const PerfResults& results
   return status;
 }
 
-int perf_main(Measured collective, int argc, char** argv) {
-  const CollectivePerfCommand command = parse_collective_perf(collective, argc, argv);
+}  // namespace
+
+int collective_perf_main(int argc, char** argv) {
+  const CollectivePerfCommand command = parse_collective_perf(argc, argv);
   if (!command.options) return command.exit_status;
   const CollectivePerfOptions& options = *command.options;
   const std::vector<std::string> arguments(argv, argv + argc);
@@ -125,31 +127,6 @@ int perf_main(Measured collective, int argc, char** argv) {
   if (options.baselines && *ended == 0) add_baselines(options, ranks, results.rows);
   const int files = write_files(options, results);
   return *ended != 0 ? *ended : files;
-}
-
-}  // namespace
-
-int all_reduce_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kAllReduce, argc, argv);
-}
-int all_gather_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kAllGather, argc, argv);
-}
-int reduce_scatter_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kReduceScatter, argc, argv);
-}
-int broadcast_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kBroadcast, argc, argv);
-}
-int reduce_perf_main(int argc, char** argv) { return perf_main(Measured::kReduce, argc, argv); }
-int alltoall_perf_main(int argc, char** argv) { return perf_main(Measured::kAllToAll, argc, argv); }
-int sendrecv_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kSendReceive, argc, argv);
-}
-int gather_perf_main(int argc, char** argv) { return perf_main(Measured::kGather, argc, argv); }
-int scatter_perf_main(int argc, char** argv) { return perf_main(Measured::kScatter, argc, argv); }
-int hypercube_perf_main(int argc, char** argv) {
-  return perf_main(Measured::kHypercube, argc, argv);
 }
 
 }  // namespace baton::bench

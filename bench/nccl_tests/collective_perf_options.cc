@@ -28,6 +28,18 @@ constexpr const char* kFooter = R"(Examples:
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit status 1: a wrong
 value, an error, or less than NCCL_TESTS_MIN_BW.)";
 
+constexpr std::array kCommands = {
+    std::pair<std::string_view, Measured>{"all_reduce_perf", Measured::kAllReduce},
+    {"all_gather_perf", Measured::kAllGather},
+    {"reduce_scatter_perf", Measured::kReduceScatter},
+    {"broadcast_perf", Measured::kBroadcast},
+    {"reduce_perf", Measured::kReduce},
+    {"alltoall_perf", Measured::kAllToAll},
+    {"sendrecv_perf", Measured::kSendReceive},
+    {"gather_perf", Measured::kGather},
+    {"scatter_perf", Measured::kScatter},
+    {"hypercube_perf", Measured::kHypercube}};
+
 // Flags of nccl-tests that need a GPU. Their value 0, nccl-tests' default, is accepted.
 struct UnsupportedFlag {
   const char* flags;
@@ -124,11 +136,13 @@ bool CollectivePerfOptions::can_be_in_place() const {
   return collective != Measured::kAllToAll && collective != Measured::kSendReceive;
 }
 
-CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
-                                            const char* const* argv) {
+CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   CollectivePerfOptions options;
-  options.collective = collective;
   options.command = argv[0];
+  const auto* command = std::find_if(kCommands.begin(), kCommands.end(), [&](const auto& known) {
+    return known.first == options.command;
+  });
+  options.collective = command->second;
   UncheckedOptions texts;
 
   const std::string name = absl::StrCat("baton ", options.command);
@@ -218,7 +232,7 @@ CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
   bool ordered = false;
   app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
   app.add_flag("--malloc", options.plain_memory, "use buffers that peers cannot reach directly");
-  if (collective == Measured::kSendReceive) {
+  if (options.collective == Measured::kSendReceive) {
     app.add_flag("--window", options.window,
                  "put into a window of the next rank, with a signal, instead of a send");
   }

@@ -70,6 +70,7 @@ struct CollectivePerfCommand {
   std::optional<CollectivePerfOptions> options;
   int exit_status = 0;
 };
-CollectivePerfCommand parse_collective_perf(Measured collective, int argc, const char* const* argv);
+// argv[0] is the command's name, which says what is measured.
+CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv);
 
 }  // namespace baton::bench

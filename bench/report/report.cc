@@ -54,6 +54,7 @@ Json Row::to_json() const {
                          {"p999", latency_us->p999},
                          {"max", latency_us->max}};
   }
+  if (submit_us > 0) out["submit_us"] = submit_us;
   if (floor) {
     out["floor"] = {{"name", floor->name}, {"GB_per_s", floor->gb_per_s}};
     out["ratio_to_floor"] = ratio_to_floor();

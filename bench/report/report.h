@@ -55,6 +55,7 @@ struct Row {
   double seconds = 0;  // of one transfer, median
   Rate gb_per_s;       // over the repetitions
   std::optional<Latency> latency_us;
+  double submit_us = 0;  // of that, in submit(): median
   std::optional<Reference> floor;
   std::vector<Reference> baselines;
   std::optional<double> cpu_percent;  // of one core
@@ -86,7 +87,6 @@ class Table {
  public:
   explicit Table(std::vector<std::string> heads) { rows_.push_back(std::move(heads)); }
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::vector<std::string>& back() { return rows_.back(); }
   std::string text() const;
 
  private:

@@ -1,13 +1,11 @@
-"""A small server of OpenAI's completions around another library's model, so that `baton serve_bench` can ask it.
+"""A small server of OpenAI's completions around another library's model, for `vllm bench serve`.
 
 usage: peer_server.py torch FOLDER [--port N] [--threads N]
        peer_server.py llama.cpp FOLDER/FILE.gguf [--tokenizer FOLDER] [--port N] [--threads N]
 
-It has what serve_bench needs: /health, /v1/models, /tokenize, and /v1/completions of a prompt of tokens, streamed, greedy, of
-exactly as many tokens as were asked for. One request at a time. Of llama.cpp it is used instead of llama_cpp.server because
-that one takes only text, ends at an end-of-text token, and keeps back bytes that are no whole character, of which the answers
-of a random model are full: its times would be of something else. What is measured of both is their model, with nothing
-between a token and the socket but this loop.
+It has /health and /v1/completions of a text, streamed, greedy, of exactly as many tokens as were asked for. One request at a
+time. llama_cpp.server is not used for llama.cpp because it ends at an end-of-text token and keeps back bytes that are no whole
+character, of which the answers of a random model are full: its times would be of something else.
 
 Settings are what each recommends for a processor. torch: bf16, inference mode, sdpa attention, logits of the last token only,
 as many threads as were asked for, a KV cache that grows. llama.cpp: bf16 weights, flash attention, the whole prompt in one
@@ -22,45 +20,41 @@ import threading
 CONTEXT = 1024
 
 
-class Torch:
-    def __init__(self, arguments):
-        import torch
-        import transformers
-        torch.set_num_threads(arguments.threads)
-        torch.set_num_interop_threads(1)
-        self.torch = torch
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            arguments.model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+def torch_tokens(arguments):
+    import torch
+    import transformers
+    torch.set_num_threads(arguments.threads)
+    torch.set_num_interop_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
 
-    def tokens(self, prompt):
+    def tokens(prompt):
         """The loop inside generate(), without what that looks at around each step."""
-        with self.torch.inference_mode():
-            ids, cache = self.torch.tensor([prompt]), None
+        with torch.inference_mode():
+            ids, cache = torch.tensor([prompt]), None
             while True:
-                said = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                said = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache, ids = said.past_key_values, said.logits[:, -1].argmax(-1, keepdim=True)
                 yield int(ids)
+    return tokens
 
 
-class LlamaCpp:
-    def __init__(self, arguments):
-        import llama_cpp
-        self.llama = llama_cpp.Llama(arguments.model, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT,
-                                     n_threads=arguments.threads, n_threads_batch=arguments.threads, flash_attn=True,
-                                     logits_all=False, verbose=False)
-        print(llama_cpp.llama_print_system_info().decode(), flush=True)
+def llama_cpp_tokens(arguments):
+    import llama_cpp
+    llama = llama_cpp.Llama(arguments.model, n_ctx=CONTEXT, n_batch=CONTEXT, n_ubatch=CONTEXT, n_threads=arguments.threads,
+                            n_threads_batch=arguments.threads, flash_attn=True, logits_all=False, verbose=False)
+    print(llama_cpp.llama_print_system_info().decode(), flush=True)
 
-    def tokens(self, prompt):
-        self.llama.reset()
-        return self.llama.generate(prompt, top_k=1, temp=0.0, reset=True)
-
-
-ENGINES = {"torch": Torch, "llama.cpp": LlamaCpp}
+    def tokens(prompt):
+        llama.reset()
+        return llama.generate(prompt, top_k=1, temp=0.0, reset=True)
+    return tokens
 
 
-def handler_of(engine, tokenizer):
+ENGINES = {"torch": torch_tokens, "llama.cpp": llama_cpp_tokens}
+
+
+def handler_of(tokens, tokenizer):
     lock = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -73,29 +67,20 @@ def handler_of(engine, tokenizer):
         def say(self, answer, status=200):
             body = json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def do_GET(self):
-            if self.path == "/v1/models":
-                return self.say({"object": "list", "data": [{"id": "m", "object": "model"}]})
-            return self.say({}, 200 if self.path == "/health" else 404)
+            self.say({}, 200 if self.path == "/health" else 404)
 
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            prompt = request.get("prompt")
-            if self.path == "/tokenize":
-                return self.say({"tokens": tokenizer(prompt)})
-            if self.path != "/v1/completions":
-                return self.say({"error": {"message": f"{self.path} is not here"}}, 404)
-            if not isinstance(prompt, list) or not prompt or not request.get("stream"):
-                return self.say({"error": {"message": "only streamed answers to prompts of tokens"}}, 400)
-            if len(prompt) + request["max_tokens"] > CONTEXT:
+            prompt, count = tokenizer(request["prompt"]), request["max_tokens"]
+            if len(prompt) + count > CONTEXT:
                 return self.say({"error": {"message": f"a context has {CONTEXT} tokens at most"}}, 400)
             with lock:
-                self.stream(prompt, request["max_tokens"])
+                self.stream(prompt, count)
 
         def chunk(self, text):
             data = f"data: {text}\n\n".encode()
@@ -106,7 +91,7 @@ def handler_of(engine, tokenizer):
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for token in itertools.islice(engine.tokens(prompt), count):
+            for token in itertools.islice(tokens(prompt), count):
                 self.chunk(json.dumps({"choices": [{"index": 0, "text": f" {token}", "finish_reason": None}]}))
             self.chunk(json.dumps({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": count}}))
             self.chunk("[DONE]")
@@ -125,15 +110,11 @@ def main():
     arguments = parser.parse_args()
     import tokenizers
     tokenizer = tokenizers.Tokenizer.from_file(f"{arguments.tokenizer or arguments.model}/tokenizer.json")
-    engine = ENGINES[arguments.engine](arguments)
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", arguments.port), handler_of(engine, lambda text: tokenizer.encode(text).ids))
+    tokens = ENGINES[arguments.engine](arguments)
+    handler = handler_of(tokens, lambda text: tokenizer.encode(text).ids)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", arguments.port), handler)
     server.daemon_threads = True
-    print(f"{arguments.engine} on http://127.0.0.1:{server.server_address[1]}", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
+    server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,6 @@ int serve_main(int argc, char** argv);
 // `baton generate --model DIR --prompt TEXT`: continues a text on stdout.
 int generate_main(int argc, char** argv);
 
-// `baton serve_bench --url URL`: load on an HTTP endpoint, reported with the keys of
-// `vllm bench serve`.
-int serve_bench_main(int argc, char** argv);
-
 // `baton kv_store`: a process that keeps KV blocks for several servers.
 // Options: --memory-mib N, --host, --port, --key-file, --provider, --lm-port. Prints one line
 // beginning with "ready: " and serves until SIGINT or SIGTERM; then says what it did. Returns an

@@ -13,6 +13,7 @@
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/device/gpu.h"
+#include "engine/http/http_fetch.h"
 
 namespace baton::engine::commands {
 namespace {

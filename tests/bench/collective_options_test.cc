@@ -8,14 +8,12 @@ namespace {
 
 using testing::HasSubstr;
 
-auto parse(Measured collective, const std::string& line) {
-  return parse_line("all_reduce_perf", line, [&](int argc, const char* const* argv) {
-    return parse_collective_perf(collective, argc, argv);
-  });
+auto parse(const std::string& command, const std::string& line) {
+  return parse_line(command, line, parse_collective_perf);
 }
 
 TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
-  const auto parsed = parse(Measured::kAllReduce, "");
+  const auto parsed = parse("all_reduce_perf", "");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
   const CollectivePerfOptions& options = *parsed;
   EXPECT_EQ(options.min_bytes, size_t{32} << 20);
@@ -30,7 +28,7 @@ TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
 
 TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
   const auto parsed =
-      parse(Measured::kReduce,
+      parse("reduce_perf",
             "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 "
             "-K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K "
             "--ordered --malloc --explain --no-pin --link 1Gb/s,50us");
@@ -58,11 +56,11 @@ TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
 }
 
 TEST(CollectiveOptions, AllTypesAndOperations) {
-  const auto reduce = parse(Measured::kAllReduce, "-d all -o all");
+  const auto reduce = parse("all_reduce_perf", "-d all -o all");
   ASSERT_TRUE(reduce.ok()) << reduce.err;
   EXPECT_EQ((*reduce).types.size(), size_t{kDataTypes});
   EXPECT_EQ((*reduce).ops.size(), size_t{kReduceOps});
-  const auto gather = parse(Measured::kAllGather, "-o all");
+  const auto gather = parse("all_gather_perf", "-o all");
   ASSERT_TRUE(gather.ok()) << gather.err;
   EXPECT_EQ((*gather).ops.size(), 1u);
 }
@@ -82,13 +80,12 @@ TEST(CollectiveOptions, LinesThatPeopleTypeForNcclTests) {
       {"", 0, false},
   };
   for (const auto& one : cases) {
-    const auto parsed = parse(Measured::kAllReduce, one.line);
+    const auto parsed = parse("all_reduce_perf", one.line);
     ASSERT_TRUE(parsed.ok()) << parsed.err;
     EXPECT_EQ((*parsed).ranks, one.ranks);
     EXPECT_EQ((*parsed).one_each, one.one_each);
   }
-  EXPECT_EQ(parse(Measured::kReduce, "-r -1").command.options->root,
-            CollectivePerfOptions::kEveryRoot);
+  EXPECT_EQ(parse("reduce_perf", "-r -1").command.options->root, CollectivePerfOptions::kEveryRoot);
 }
 
 TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
@@ -119,12 +116,12 @@ TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
       {"-n 0", "--iters"},
   };
   for (const auto& one : cases) {
-    const auto parsed = parse(Measured::kAllReduce, one.line);
+    const auto parsed = parse("all_reduce_perf", one.line);
     EXPECT_FALSE(parsed.ok()) << one.says;
     EXPECT_EQ(parsed.command.exit_status, 2);
     EXPECT_THAT(parsed.err, HasSubstr(one.says));
   }
-  EXPECT_EQ(parse(Measured::kAllReduce, "--help").command.exit_status, 0);
+  EXPECT_EQ(parse("all_reduce_perf", "--help").command.exit_status, 0);
 }
 
 }  // namespace

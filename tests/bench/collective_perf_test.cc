@@ -11,7 +11,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-using Main = int (*)(int, char**);
 
 struct Ran {
   int status = -1;
@@ -22,9 +21,9 @@ struct Ran {
 
 // Runs a command in a process of its own.
 Ran run(
-    Main command, std::vector<std::string> arguments,
+    const std::string& command, std::vector<std::string> arguments,
     const std::function<void()>& prepare = [] {}) {
-  arguments.insert(arguments.begin(), "some_perf");
+  arguments.insert(arguments.begin(), command);
   Ran ran;
   std::fflush(nullptr);  // what GoogleTest has not written yet would be written twice
   auto child = ChildProcess::fork(-1, [&](int out) {
@@ -33,7 +32,7 @@ Ran run(
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
-    const int status = command(static_cast<int>(arguments.size()), argv.data());
+    const int status = collective_perf_main(static_cast<int>(arguments.size()), argv.data());
     std::fflush(nullptr);
     return status;
   });
@@ -54,14 +53,14 @@ Ran run(
 
 TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
   const struct {
-    Main command;
+    const char* command;
     bool in_place;
     const char* largest = "100000";
     size_t rows = 3;
   } commands[] = {
-      {all_reduce_perf_main, true}, {all_gather_perf_main, true}, {reduce_scatter_perf_main, true},
-      {broadcast_perf_main, true},  {reduce_perf_main, true},     {alltoall_perf_main, false},
-      {sendrecv_perf_main, false},  {gather_perf_main, true},     {scatter_perf_main, true}};
+      {"all_reduce_perf", true}, {"all_gather_perf", true}, {"reduce_scatter_perf", true},
+      {"broadcast_perf", true},  {"reduce_perf", true},     {"alltoall_perf", false},
+      {"sendrecv_perf", false},  {"gather_perf", true},     {"scatter_perf", true}};
   int number = 0;
   for (const auto& [command, in_place, largest, rows] : commands) {
     const Ran ran = run(command, {"--ranks", "3", "-b", "48", "-e", largest, "-f", "40", "-n", "3",
@@ -79,7 +78,7 @@ TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
 
 TEST(CollectivePerf, PutsIntoAWindowAreRight) {
   for (const char* provider : {"shm", "tcp"}) {
-    const Ran ran = run(sendrecv_perf_main,
+    const Ran ran = run("sendrecv_perf",
                         {"--ranks", "3", "-b", "8", "-e", "100000", "-f", "100", "-n", "5", "-m",
                          "3", "-c", "3", "--no-pin", "--window", "--provider", provider});
     EXPECT_EQ(ran.status, 0) << ran.out;
@@ -90,8 +89,8 @@ TEST(CollectivePerf, PutsIntoAWindowAreRight) {
 
 TEST(CollectivePerf, GatherScatterAndHypercubeAreRightByAllRootsAndOptions) {
   const std::vector<std::string> variants[] = {{"-m", "3"}, {"--malloc", "-u", "3"}, {"-d", "all"}};
-  for (const Main command : {gather_perf_main, scatter_perf_main, hypercube_perf_main}) {
-    const size_t roots = command == hypercube_perf_main ? 1 : 4;
+  for (const std::string command : {"gather_perf", "scatter_perf", "hypercube_perf"}) {
+    const size_t roots = command == "hypercube_perf" ? 1 : 4;
     for (const std::vector<std::string>& variant : variants) {
       std::vector<std::string> arguments = {"-g", "4", "-b", "1K", "-e",      "1K",
                                             "-n", "2", "-r", "-1", "--no-pin"};
@@ -105,19 +104,19 @@ TEST(CollectivePerf, GatherScatterAndHypercubeAreRightByAllRootsAndOptions) {
       }
     }
   }
-  EXPECT_EQ(run(hypercube_perf_main, {"-g", "3", "-b", "8", "-e", "8"}).status, 1);
+  EXPECT_EQ(run("hypercube_perf", {"-g", "3", "-b", "8", "-e", "8"}).status, 1);
 }
 
 // What cannot be measured is an error, and no verdict on what was not measured.
 TEST(CollectivePerf, AnErrorComesWithoutAVerdict) {
-  const Ran ran = run(all_reduce_perf_main, {"-g", "1", "-b", "1024T", "-n", "1", "--no-pin"});
+  const Ran ran = run("all_reduce_perf", {"-g", "1", "-b", "1024T", "-n", "1", "--no-pin"});
   EXPECT_EQ(ran.status, 1) << ran.out;
   EXPECT_THAT(ran.out, testing::Not(HasSubstr("Out of bounds values")));
 }
 
 TEST(CollectivePerf, EveryTypeAndOperation) {
-  const Ran ran = run(all_reduce_perf_main, {"--ranks", "2", "-b", "4000", "-e", "4000", "-n", "2",
-                                             "-d", "all", "-o", "all", "--no-pin"});
+  const Ran ran = run("all_reduce_perf", {"--ranks", "2", "-b", "4000", "-e", "4000", "-n", "2",
+                                          "-d", "all", "-o", "all", "--no-pin"});
   EXPECT_EQ(ran.status, 0) << ran.out;
   // 6 types of floats, 6 of integers, bool.
   EXPECT_EQ(ran.rows.size(), 6u * 6 + 6 * 9 + 7) << ran.out;
@@ -134,7 +133,7 @@ TEST(CollectivePerf, OptionsChangeHowItRunsAndNotWhatComesOut) {
     std::vector<std::string> arguments = {"--ranks", "2",  "-b", "20000",   "-e",
                                           "20000",   "-n", "3",  "--no-pin"};
     arguments.insert(arguments.end(), variant.begin(), variant.end());
-    const Ran ran = run(all_reduce_perf_main, arguments);
+    const Ran ran = run("all_reduce_perf", arguments);
     EXPECT_EQ(ran.status, 0) << variant[0] << ran.out;
     EXPECT_THAT(ran.out, HasSubstr("values : 0 OK")) << variant[0];
   }
@@ -143,8 +142,8 @@ TEST(CollectivePerf, OptionsChangeHowItRunsAndNotWhatComesOut) {
 TEST(CollectivePerf, WritesBothFiles) {
   const TemporaryFolder folder;
   const std::string ours = folder.path("rows.jsonl"), theirs = folder.path("nccl.json");
-  const Ran ran = run(all_gather_perf_main, {"--ranks", "2", "-b", "1K", "-e", "2K", "-f", "2",
-                                             "-n", "2", "--no-pin", "--json", ours, "-J", theirs});
+  const Ran ran = run("all_gather_perf", {"--ranks", "2", "-b", "1K", "-e", "2K", "-f", "2", "-n",
+                                          "2", "--no-pin", "--json", ours, "-J", theirs});
   ASSERT_EQ(ran.status, 0) << ran.out;
   std::ifstream lines(ours);
   int rows = 0;
@@ -164,7 +163,7 @@ TEST(CollectivePerf, WritesBothFiles) {
 }
 
 TEST(CollectivePerf, OneRankFromTheEnvironment) {
-  const Ran ran = run(all_reduce_perf_main, {"-b", "64", "-e", "64", "-n", "2", "--no-pin"}, [] {
+  const Ran ran = run("all_reduce_perf", {"-b", "64", "-e", "64", "-n", "2", "--no-pin"}, [] {
     setenv("BATON_RANK", "0", 1);
     setenv("BATON_RANKS", "1", 1);
   });
@@ -176,12 +175,11 @@ TEST(CollectivePerf, FailureIsAnExitStatus) {
   const std::vector<std::string> base = {"--ranks", "2",  "-b", "64",      "-e",
                                          "64",      "-n", "2",  "--no-pin"};
   // Faster than any machine.
-  EXPECT_EQ(run(all_reduce_perf_main, base, [] { setenv("NCCL_TESTS_MIN_BW", "1e9", 1); }).status,
-            1);
-  EXPECT_EQ(run(all_reduce_perf_main, {"--ranks", "2", "-g", "8"}).status, 2);
+  EXPECT_EQ(run("all_reduce_perf", base, [] { setenv("NCCL_TESTS_MIN_BW", "1e9", 1); }).status, 1);
+  EXPECT_EQ(run("all_reduce_perf", {"--ranks", "2", "-g", "8"}).status, 2);
   std::vector<std::string> unwritable = base;
   unwritable.insert(unwritable.end(), {"--json", "/nonexistent/rows"});
-  EXPECT_EQ(run(all_reduce_perf_main, unwritable).status, 2);
+  EXPECT_EQ(run("all_reduce_perf", unwritable).status, 2);
 }
 
 }  // namespace

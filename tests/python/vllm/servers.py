@@ -22,12 +22,12 @@ CALM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "O
 class Server:
     """`wire`: it runs behind that (faults.py); `flags`: of its command line besides."""
 
-    DTYPE = "float32"
+    PYTHON, DTYPE = sys.executable, "float32"
 
     def __init__(self, name, model, port, folder, connector=None, environment=None, wire=None, flags=()):
         self.name, self.url = name, f"http://{wire.THERE if wire else '127.0.0.1'}:{port}"
         self.log = pathlib.Path(folder) / f"{name}.log"
-        self.command = [*(wire.inside if wire else ()), sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        self.command = [*(wire.inside if wire else ()), self.PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
                         "--served-model-name", "m", "--enforce-eager", "--dtype", self.DTYPE, "--port", str(port),
                         "--max-model-len", "1024", *flags]
         if wire:
