@@ -48,10 +48,8 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
   for (size_t i = 0; i < row.halves.size(); ++i) {
     if (!row.halves[i]) continue;
     const PerfHalf& half = *row.halves[i];
-    const Latency latency = Latency::of(half.average_us);
-    Json json;
-    json["bench"] = options.command;
-    json["params"] = {
+    Row own{.bench = options.command, .route = route, .latency_us = Latency::of(half.average_us)};
+    own.params = {
         {"ranks", ranks},
         {"type", std::string(name_of(row.point.type))},
         {"op", redop_name(options, row.point.op)},
@@ -62,28 +60,23 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
         {"algorithm",
          options.call.algorithm ? std::string(name_of(*options.call.algorithm)) : "chosen"},
         {"ordered", options.call.ordered.value_or(false)}};
-    if (options.has_root()) json["params"]["root"] = row.point.root;
-    if (options.call.channels > 0) json["params"]["channels"] = options.call.channels;
-    if (options.call.chunk_bytes > 0) json["params"]["chunk"] = options.call.chunk_bytes;
-    if (!options.link.empty()) json["params"]["link"] = options.link;
-    for (const auto& [key, value] : options.settings) json["params"][key] = value;
-    if (options.plain_memory) json["params"]["malloc"] = true;
-    if (options.window) json["params"]["window"] = true;
-    json["params"]["memory_kind"] = memory_kind(options.cuda);
-    json["params"]["path"] = options.cuda ? "staged" : "direct";
-    if (options.cpu_time) json["params"]["time"] = "cpu";
-    json["route"] = route;
+    if (options.has_root()) own.params["root"] = row.point.root;
+    if (options.call.channels > 0) own.params["channels"] = options.call.channels;
+    if (options.call.chunk_bytes > 0) own.params["chunk"] = options.call.chunk_bytes;
+    if (!options.link.empty()) own.params["link"] = options.link;
+    for (const auto& [key, value] : options.settings) own.params[key] = value;
+    if (options.plain_memory) own.params["malloc"] = true;
+    if (options.window) own.params["window"] = true;
+    own.params["memory_kind"] = memory_kind(options.cuda);
+    own.params["path"] = options.cuda ? "staged" : "direct";
+    if (options.cpu_time) own.params["time"] = "cpu";
+    if (half.wrong) own.verified = *half.wrong == 0;
+    Json json = own.to_json();
     json["bytes"] = row.point.bytes;
     json["seconds"] = half.us * 1e-6;
     json["GB_per_s"] = half.bandwidth.algorithm;
     json["bus_GB_per_s"] = half.bandwidth.bus;
-    json["latency_us"] = {{"p50", latency.p50},
-                          {"p90", latency.p90},
-                          {"p99", latency.p99},
-                          {"p999", latency.p999},
-                          {"max", latency.max}};
     if (half.wrong) json["wrong"] = *half.wrong;
-    if (half.wrong) json["verified"] = *half.wrong == 0;
     out.push_back(std::move(json));
   }
   return out;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <string_view>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
@@ -22,14 +24,14 @@ constexpr int kUsage = 2;
 
 constexpr const char* kFooter = R"(Examples:
   baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 2             shm, the columns of nccl-tests
-  baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 8 --baselines  Open MPI and Gloo beside it
+  baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 8 --baselines  Open MPI beside it
   baton all_gather_perf --ranks 4 --provider tcp -d bfloat16
   mpirun -n 4 baton reduce_scatter_perf -b 1M -e 1M            ranks from mpirun, srun, torchrun
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit status 1: a wrong
 value, an error, or less than NCCL_TESTS_MIN_BW.)";
 
-constexpr std::array kCommands = {
-    std::pair<std::string_view, Measured>{"all_reduce_perf", Measured::kAllReduce},
+constexpr std::pair<std::string_view, Measured> kCommands[] = {
+    {"all_reduce_perf", Measured::kAllReduce},
     {"all_gather_perf", Measured::kAllGather},
     {"reduce_scatter_perf", Measured::kReduceScatter},
     {"broadcast_perf", Measured::kBroadcast},
@@ -139,10 +141,9 @@ bool CollectivePerfOptions::can_be_in_place() const {
 CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   CollectivePerfOptions options;
   options.command = argv[0];
-  const auto* command = std::find_if(kCommands.begin(), kCommands.end(), [&](const auto& known) {
-    return known.first == options.command;
-  });
-  options.collective = command->second;
+  for (const auto& [command, measured] : kCommands) {
+    if (command == options.command) options.collective = measured;
+  }
   UncheckedOptions texts;
 
   const std::string name = absl::StrCat("baton ", options.command);
@@ -241,7 +242,7 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
       ->type_name("KIND");
   app.add_flag("--explain", options.explain, "explain the choices for each size");
   app.add_flag("--baselines,--rivals", options.baselines,
-               "measure Open MPI, Gloo and a one-copy loop too (./run install-deps all)");
+               "measure Open MPI and a one-copy loop too (./run install-deps all)");
   app.add_flag("--pin,!--no-pin", options.pin,
                "pin each rank to its own core (default, given enough cores)");
   app.add_option("--json", options.json, "write one JSON object per row")

@@ -94,16 +94,13 @@ TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
     const char* says;
   } cases[] = {
       {"-g 2 --ranks 3", "--ranks 3 and -t 1 -g 2, which are 2 ranks"},
-      {"-g 0", "--ngpus: \"0\" is not a whole number from 1"},
       {"-g 2 -r 2", "ranks 0 to 1"},
-      {"-r -2", "\"-2\" is not a whole number from -1"},
       {"-G 1", "-m N"},
       {"-R 1", "--malloc"},
       {"-d fp8", "bfloat16"},
       {"-o mulsm", "premulsum"},
       {"-d float -o and", "-o and does not combine -d float"},
       {"-b 2M -e 1M", "-b 2097152 is more than -e 1048576"},
-      {"-f 0", "\"0\" is not a whole number from 1"},
       {"-f 1 -i 0", "must be positive"},
       {"-d flaot", "did you mean float?"},
       {"-o smu", "did you mean sum?"},
@@ -113,7 +110,6 @@ TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
       {"--link fast", "fast"},
       {"--provider pigeon", "no provider \"pigeon\""},
       {"--algorithm spiral", "ring"},
-      {"-n 0", "--iters"},
   };
   for (const auto& one : cases) {
     const auto parsed = parse("all_reduce_perf", one.line);

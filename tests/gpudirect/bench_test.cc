@@ -96,8 +96,9 @@ TEST(BenchOnDevices, EveryCollectiveVerifies) {
         Command{"sendrecv_perf"}, Command{"all_reduce_perf", true}}) {
     InstalledFake gpu;
     const char* const sizes = command.direct ? " -b 1M -e 1M" : " -b 100K -e 100K";
-    const Ran ran = run(collective_perf_main, absl::StrCat(command.name, " --ranks 2 --provider shm", sizes,
-                                                  " -n 2 -w 1 -c 1 --memory cuda"));
+    const Ran ran =
+        run(collective_perf_main, absl::StrCat(command.name, " --ranks 2 --provider shm", sizes,
+                                               " -n 2 -w 1 -c 1 --memory cuda"));
     ASSERT_EQ(ran.status, 0) << command.name << "\n" << ran.out << ran.err;
     ASSERT_FALSE(ran.rows.empty()) << command.name;
     const bool sums = std::string(command.name).find("reduce") != std::string::npos;
