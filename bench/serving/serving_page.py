@@ -50,7 +50,7 @@ def baton_servers(stack, baton, model, logs):
 
     one = serve("baton", "--role", "all", "--model", model, *flags)
     prefill, decode = (serve(f"baton-{role}", "--role", role, "--model", model, *flags) for role in ("prefill", "decode"))
-    router = serve("baton-router", "--role", "router", "--prefill", prefill, "--decode", decode, "--tokenizer", model)
+    router = serve("baton-router", "--role", "router", "--prefill", prefill, "--decode", decode)
     clients.wait_until_up(router)
     return [("Baton P/D", router), ("Baton", one)]
 

@@ -140,7 +140,7 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
       ->capture_default_str();
   app.add_option("--max-wait", flags.max_wait,
                  "refuse requests expected to take longer than this many seconds to a stream's "
-                 "first token or a whole answer; 0: longer than clients are seen to wait")
+                 "first token or a whole answer; 0: none for that")
       ->check(real_number(0, kDay))
       ->capture_default_str();
 }
@@ -267,12 +267,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "(default: those that the system trusts)")
                       ->check(readable_file())
                       ->type_name("FILE"));
-  added.push_back(
-      app.add_option("--tokenizer", flags.tokenizer,
-                     "router: folder of the workers' model (tokenizer.json, chat template); "
-                     "requests then go to the workers that report their prompts as cached")
-          ->check(not_empty())
-          ->type_name("DIR"));
   return added;
 }
 

@@ -69,21 +69,10 @@ void EngineThread::abort(uint64_t id) {
 }
 
 absl::Status EngineThread::admit(bool stream, size_t choices) {
-  const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   Backlog backlog = backlog_;
   backlog.arriving += queued_;
-  return admission_.admit(backlog, stream, choices, now);
-}
-
-void EngineThread::note_end(bool stream, bool answered, const RequestMetrics& metrics) {
-  const Time now = Clock::steady().now();
-  const std::lock_guard lock(mutex_);
-  if (answered) {
-    admission_.answered(stream);
-  } else {
-    admission_.left(stream, metrics.finish - metrics.arrival, now);
-  }
+  return admission_.admit(backlog, stream, choices);
 }
 
 bool EngineThread::idle() const {
@@ -94,57 +83,6 @@ bool EngineThread::idle() const {
 uint64_t EngineThread::refused() const {
   const std::lock_guard lock(mutex_);
   return admission_.refused();
-}
-
-uint64_t EngineThread::watch_cache(CacheListener listener) {
-  const uint64_t id = next_id_++;
-  {
-    std::unique_lock lock(mutex_);
-    if (ended_) {
-      lock.unlock();
-      listener(nullptr);
-      return id;
-    }
-    watchers_[id] = std::make_shared<Watcher>(Watcher{std::move(listener)});
-  }
-  wake_.ring();
-  return id;
-}
-
-void EngineThread::unwatch_cache(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  watchers_.erase(id);
-}
-
-void EngineThread::tell_watchers() {
-  std::vector<std::shared_ptr<Watcher>> watchers;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, watcher] : watchers_) watchers.push_back(watcher);
-  }
-  if (watching_ != !watchers.empty()) {
-    watching_ = !watching_;
-    engine_.watch_cache(watching_);
-  }
-  if (!watching_) return;
-  const CacheNews news = engine_.cache_news(false);
-  for (const auto& watcher : watchers) {
-    if (!std::exchange(watcher->begun, true)) {
-      const CacheNews all = engine_.cache_news(true);
-      watcher->listener(&all);
-    } else if (!news.stored.empty() || !news.removed.empty()) {
-      watcher->listener(&news);
-    }
-  }
-}
-
-void EngineThread::end_watchers() {
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Watcher>> watchers;
-  {
-    const std::lock_guard lock(mutex_);
-    watchers.swap(watchers_);
-  }
-  for (const auto& [id, watcher] : watchers) watcher->listener(nullptr);
 }
 
 EngineStats EngineThread::stats() const {
@@ -184,6 +122,7 @@ void EngineThread::count_before_telling(Request* request) {
     if (event.finished) {
       const std::lock_guard lock(mutex_);
       stats_ = engine_.stats();
+      if (event.status.ok()) admission_.answered();
       // Before a step has seen them, the engine knows only some of those that arrive.
       if (stepping_) backlog_ = engine_.backlog();
     }
@@ -209,7 +148,6 @@ void EngineThread::loop() {
     const bool stepped = engine_.step(wake_.fd());
     engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
-    tell_watchers();
     if (commanded || stepped) continue;
     engine_.wait(engine_.has_work() ? 10ms : 1s, wake_.fd());
     wake_.silence();
@@ -218,7 +156,6 @@ void EngineThread::loop() {
   take_commands();
   engine_.abort_all(stopped());
   refuse_commands();
-  end_watchers();
 }
 
 // What came since the last look; from here on submit() refuses by itself.

@@ -3,6 +3,7 @@
 #include "tests/captured_log.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -72,13 +73,10 @@ TEST(RoutingList, RefusesToStartWithABadOne) {
 //   the list is read whole and compared
 TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   TemporaryFolder folder;
-  TokenizerFolder tokenizer;
   Worker first, second;
   CapturedLog log(base::LogLevel::kWarning);
   write_list(folder, absl::StrCat("decode ", first.url(), "\n"));
-  router::RouterOptions options = by_list(folder);
-  options.tokenizer = tokenizer.path();
-  const auto router = *router::Router::start(options);
+  const auto router = *router::Router::start(by_list(folder));
   const auto of = [&](const char* name, const Worker& worker) {
     return of_worker(router->port(), name, worker.url());
   };
@@ -86,7 +84,7 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   EXPECT_EQ(first.thread().stats().requests_finished, 1u);
   EXPECT_EQ(of("worker_up", second), -1);
   write_list(folder, absl::StrCat("decode ", first.url(), "\ndecode ", second.url(), "\n"));
-  until([&] { return of("worker_up", second) == 1 && of("cache_known", second) == 1; });
+  until([&] { return of("worker_up", second) == 1; });
   write_list(folder, absl::StrCat("decode ", second.url(), "\n"));
   until([&] { return of("worker_up", first) == -1; });
   post_json(router->port(), request_body());

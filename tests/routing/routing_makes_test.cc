@@ -4,6 +4,7 @@
 #include "engine/files/files.h"
 #include "tests/routing/half_of_pair.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -33,7 +34,7 @@ TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
   EXPECT_EQ(refused->status, 503);
   EXPECT_TRUE(absl::StrContains(refused->body, "docs/vllm.md")) << refused->body;
   EXPECT_EQ(other.asked(), 0u);
-  EXPECT_EQ(of_worker(router->port(), "prompt_tokens_total", prefill.url()), 0);
+  EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
 }
 
 TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {

@@ -85,18 +85,6 @@ TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
   EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
 }
 
-TEST(RoutingPairs, DecodeIsNotAskedBeforePrefillHasAnswered) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
-  decode.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
-  std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-  until([&] { return prefill.asked() == 1; });
-  EXPECT_EQ(of_worker(router->port(), "in_flight", decode.url()), 1);
-  EXPECT_EQ(decode.asked(), 0u);
-  prefill.answer(200, prefilled(kNixl));
-  client.join();
-}
-
 // Baton's connectors answer who they are: after the first answer both halves are asked at once.
 TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
   for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
@@ -212,19 +200,22 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
   prefill.stop();
 }
 
-// As vLLM's decode does by default where the KV does not come.
+// As vLLM's decode does by default where the KV does not come; and where it has no room, which is
+// not charged.
 TEST(RoutingPairs, WhatDecodeFailsAtIsComputedTheNextTime) {
-  Half prefill(Half::kVllm), decode(Half::kVllm), other(Half::kVllm);
-  prefill.answer(200, prefilled(kNixl));
-  decode.answer(500, "the KV did not come");
-  other.answer(200, whole_answer());
-  const auto router =
-      *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
-  expect_answered(post(router->port(), stream_request()));
-  EXPECT_EQ(prefill.asked(), 1u);
-  EXPECT_EQ(decode.params(0), kNixl);
-  expect_alone(other.question(0));
-  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 1);
+  for (const auto& [status, retries] : {std::pair(500, 1), {429, 0}}) {
+    Half prefill(Half::kVllm), decode(Half::kVllm), other(Half::kVllm);
+    prefill.answer(200, prefilled(kNixl));
+    decode.answer(status, R"({"error": {"message": "no"}})");
+    other.answer(200, whole_answer());
+    const auto router =
+        *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
+    expect_answered(post(router->port(), stream_request()));
+    EXPECT_EQ(prefill.asked(), 1u);
+    EXPECT_EQ(decode.params(0), kNixl);
+    expect_alone(other.question(0));
+    EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), retries);
+  }
 }
 
 constexpr char kFailedLoad[] =
@@ -355,18 +346,6 @@ TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
   EXPECT_EQ(got.text, parse_stream(first(events, events.size())).text);
 }
 
-TEST(RoutingPairs, WhatAFullDecodeRefusesAnotherComputes) {
-  Half prefill(Half::kVllm), full(Half::kVllm), other(Half::kVllm);
-  prefill.answer(200, prefilled(kNixl));
-  full.answer(429, R"({"error": {"message": "full"}})");
-  other.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {full.url(), other.url()}));
-  expect_answered(post(router->port(), stream_request()));
-  EXPECT_EQ(full.params(0), kNixl);
-  expect_alone(other.question(0));
-  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
-}
-
 // Prefill's part is the prompt: what is behind it the next worker computes with it.
 TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
   Worker well;
@@ -430,10 +409,7 @@ TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
   Half prefill(Half::kVllm), decode(Half::kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.answer(200, whole_answer());
-  TokenizerFolder tokenizer;
-  router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
-  options.tokenizer = tokenizer.path();
-  const auto router = *router::Router::start(options);
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = stream_request();
   request["prompt"] = std::vector<int>(31, 5);
   post(router->port(), request);
@@ -494,17 +470,6 @@ TEST(RoutingPairs, AHalfIsJudgedByWhatTheOtherTellsLater) {
   EXPECT_EQ(page["workers"][1]["up"], true) << page;
   prefill.stop();
   decode.stop();
-}
-
-TEST(RoutingPairs, AVllmWithoutAFetchAddressIsNotUsed) {
-  Half prefill(Half::kVllm), decode(Half::kOurs);
-  decode.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
-  const std::string why = health(router->port())["workers"][1]["why"];
-  EXPECT_TRUE(absl::StrContains(why, "--kv-agent NAME")) << why;
-  expect_answered(post(router->port(), stream_request()));
-  expect_alone(decode.question(0));
-  EXPECT_EQ(prefill.asked(), 0u);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include "engine/http/http_listener.h"
 #include "engine/router/router.h"
-#include "engine/serve/cache/cache_events.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/std.h"
 
@@ -20,22 +19,24 @@ class StuckWorker {
       json page = json::object();
       const std::lock_guard lock(mutex_);
       if (deaf_) return unheard_.push_back(exchange);
-      if (!model_.empty()) page["root"] = block_name(model_root(model_));
+      if (!model_.empty()) page["model"] = model_;
       if (draining) page["draining"] = true;
       exchange->reply(draining ? 503 : 200, "application/json", page.dump());
     });
-    listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
+    const auto take = [this](const Exchange& exchange) {
       exchange->on_gone([this] { ++left; });
       const std::lock_guard lock(mutex_);
       ++asked;  // before its client has anything of it
-      bodies_.push_back(json::parse(exchange->request().body));
+      bodies_.push_back(json::parse(exchange->request().body, nullptr, false));
       waits_for_ = exchange->request().header("x-baton-waits-for");
       if (!says_.empty()) {
         exchange->begin(200, "text/event-stream");
         exchange->write(says_);
       }
       exchanges_.push_back(exchange);
-    });
+    };
+    for (const char* path : {"/v1/models", "/version"}) listener_.route("GET", path, take);
+    for (const char* path : {"/v1/completions", "/tokenize"}) listener_.route("POST", path, take);
     EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
   }
   ~StuckWorker() { listener_.stop(); }
@@ -47,6 +48,12 @@ class StuckWorker {
     exchanges_.back()->begin(200, "text/event-stream");
     exchanges_.back()->write(bytes);
     exchanges_.back()->end();
+    exchanges_.pop_back();
+  }
+  // Requests that are not answered.
+  size_t waiting() {
+    const std::lock_guard lock(mutex_);
+    return exchanges_.size();
   }
   // Whether whoever asked has hung up. In a stream that is noticed by what is sent.
   bool was_left() {
@@ -69,9 +76,10 @@ class StuckWorker {
     model_ = fingerprint;
   }
   // What it was told of where the KV is, last.
-  std::string prefill() {
+  std::string prefill() { return bodies().back()["kv_transfer_params"]["prefill"]; }
+  std::vector<json> bodies() {
     const std::lock_guard lock(mutex_);
-    return bodies_.back()["kv_transfer_params"]["prefill"];
+    return bodies_;
   }
   // What its client is said to wait for, last.
   std::string waits_for() {
