@@ -2,8 +2,8 @@
 // does not end in time is told so.
 #include "absl/strings/match.h"
 #include "engine/router/router.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -73,7 +73,7 @@ TEST(Drain, ARouterToo) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
   for (const bool ends : {true, false}) {
-    StuckWorker decode(first(events, 9));
+    FakeWorker decode(first(events, 9));
     router::RouterOptions options = options_for({decode.url()});
     const auto router = *router::Router::start(options);
     EXPECT_TRUE(router->drained());
@@ -91,7 +91,7 @@ TEST(Drain, ARouterToo) {
     EXPECT_TRUE(absl::StrContains(rest, "[DONE]")) << rest;
     EXPECT_EQ(absl::StrContains(rest, "shutting down"), !ends) << rest;
     until([&] { return router->drained(); });
-    EXPECT_EQ(decode.asked, 1);
+    EXPECT_EQ(decode.asked(), 1);
   }
 }
 

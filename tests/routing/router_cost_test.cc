@@ -1,8 +1,8 @@
 // What a request may cost others: the time of a worker that is down, and many times the memory of a
 // long prompt.
 #include "absl/strings/match.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -32,7 +32,7 @@ json long_request(size_t bytes, int n) {
 }
 
 TEST(AnyWorker, OneThatIsDownIsNotAskedWhatAnyCanAnswer) {
-  StuckWorker down;
+  FakeWorker down;
   down.draining = true;  // it says 503
   Worker well;
   const auto router = *router::Router::start(options_for({down.url(), well.url()}));
@@ -40,7 +40,7 @@ TEST(AnyWorker, OneThatIsDownIsNotAskedWhatAnyCanAnswer) {
   EXPECT_EQ(client.Get("/v1/models")->status, 200);
   EXPECT_EQ(client.Get("/version")->status, 200);
   EXPECT_EQ(client.Post("/tokenize", R"({"prompt": "a"})", "application/json")->status, 200);
-  EXPECT_EQ(down.asked, 0);
+  EXPECT_EQ(down.asked(), 0);
 }
 
 TEST(AnyWorker, WhereAllAreDownTheyAreAskedAllTheSame) {
@@ -54,7 +54,7 @@ TEST(AnyWorker, WhereAllAreDownTheyAreAskedAllTheSame) {
 
 TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
   constexpr int kChoices = 4;
-  StuckWorker worker;
+  FakeWorker worker;
   const auto router = *router::Router::start(options_for({worker.url()}));
   Asker asker(router->port(), long_request(size_t{5} << 20, kChoices));
   for (int i = 0; i < kChoices; ++i) {
@@ -68,7 +68,7 @@ TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
   }
   EXPECT_EQ(asker.answer()["choices"].size(), size_t{kChoices});
   std::set<json> seeds;
-  for (const json& body : worker.bodies()) {
+  for (const json& body : worker.questions()) {
     EXPECT_EQ(body["prompt"].get_ref<const std::string&>().size(), size_t{5} << 20);
     seeds.insert(body["seed"]);
   }
@@ -77,7 +77,7 @@ TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
 
 TEST(LongPrompts, ChoicesOfShortOnesAreAskedAtOnce) {
   constexpr size_t kChoices = 128;
-  StuckWorker worker;
+  FakeWorker worker;
   const auto router = *router::Router::start(options_for({worker.url()}));
   Asker asker(router->port(), long_request(1000, kChoices));
   until([&] { return worker.waiting() == kChoices; });
@@ -86,7 +86,7 @@ TEST(LongPrompts, ChoicesOfShortOnesAreAskedAtOnce) {
 }
 
 TEST(LongPrompts, TogetherTheyHaveALimit) {
-  StuckWorker worker;
+  FakeWorker worker;
   router::RouterOptions options = options_for({worker.url()});
   options.max_bodies = size_t{1} << 20;
   const auto router = *router::Router::start(options);

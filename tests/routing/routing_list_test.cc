@@ -1,8 +1,8 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
 #include "engine/router/worker_list.h"
 #include "tests/captured_log.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 
@@ -108,7 +108,7 @@ TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
   Worker staying;
   const std::vector<std::string> events = events_of(staying.port());
-  StuckWorker leaving(first(events, 9));
+  FakeWorker leaving(first(events, 9));
   write_list(folder, absl::StrCat("decode ", leaving.url(), "\n"));
   const auto router = *router::Router::start(by_list(folder));
   RawClient client(router->port());

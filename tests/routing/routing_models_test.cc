@@ -1,7 +1,7 @@
 // Workers with two checkpoints behind one router: what one has computed is nothing to the other.
 #include "engine/http/http_listener.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -34,7 +34,7 @@ TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   const std::vector<std::string> events = events_of(one.port());
   const Streamed want = parse_stream(first(events, events.size()));
   for (const bool has_another : {true, false}) {
-    auto breaks = std::make_unique<StuckWorker>(first(events, 9));
+    auto breaks = std::make_unique<FakeWorker>(first(events, 9));
     breaks->set_model(one.thread().fingerprint());
     router::RouterOptions options = options_for({breaks->url(), tuned.url()});
     if (has_another) options.decode.push_back(one.url());
@@ -65,15 +65,15 @@ TEST(RoutingModels, APrefillWorkerOfAnotherModelIsNotNamed) {
     ASSERT_TRUE(listeners.back()->listen("127.0.0.1", 0).ok());
     options.prefill.push_back(absl::StrCat("http://127.0.0.1:", listeners.back()->port()));
   }
-  StuckWorker decode;
+  FakeWorker decode;
   decode.set_model("mine");
   options.decode = {decode.url()};
   const auto router = *router::Router::start(options);
   std::vector<RawClient> clients;
-  for (int i = 1; i <= 4; ++i) {
+  for (size_t i = 1; i <= 4; ++i) {
     clients.emplace_back(router->port());
     clients.back().post("/v1/completions", stream_request().dump());
-    until([&] { return decode.asked == i; });
+    until([&] { return decode.asked() == i; });
     EXPECT_EQ(decode.prefill(), "mine");
   }
 }

@@ -1,9 +1,8 @@
 // Pairs that the router drives by vLLM's kv_transfer_params: what either half is asked, and that
 // decode computes what prefill does not hand over. The workers here say what the test tells them.
 #include "absl/strings/match.h"
-#include "tests/routing/half_of_pair.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -57,7 +56,7 @@ void expect_alone(const json& question) {
 }
 
 TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -87,9 +86,9 @@ TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
 
 // Baton's connectors answer who they are: after the first answer both halves are asked at once.
 TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
-    const size_t in_turn = make == Half::kVllm ? 1 : 0;
-    Half prefill(make), decode(Half::kOursWithAgent);
+  for (const Make make : {kVllm, kOursWithAgent}) {
+    const size_t in_turn = make == kVllm ? 1 : 0;
+    FakeWorker prefill(make), decode(kOursWithAgent);
     decode.answer(200, whole_answer());
     const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
     if (in_turn == 1) {
@@ -120,9 +119,9 @@ TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
   const std::pair<int, std::string> answers[] = {
       {200, prefilled(nullptr)}, {200, "no JSON"},          {200, R"({"kv_transfer_params": 7})"},
       {400, R"({"error": {}})"}, {429, R"({"error": {}})"}, {500, "it failed"}};
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const auto& [status, body] : answers) {
-      Half prefill(Half::kVllm), decode(make);
+      FakeWorker prefill(kVllm), decode(make);
       prefill.answer(status, body);
       decode.answer(200, whole_answer());
       const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -138,7 +137,7 @@ TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
 }
 
 TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
-  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  FakeWorker prefill(kOursWithAgent), decode(kVllm);
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
   until([&] { return prefill.asked() == 1 && decode.asked() == 1; });
@@ -152,13 +151,13 @@ TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
 }
 
 TEST(RoutingPairs, WhatAPrefillThatBreaksOffWasAskedDecodeComputes) {
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
-    auto prefill = std::make_unique<Half>(make);
+  for (const Make make : {kVllm, kOursWithAgent}) {
+    auto prefill = std::make_unique<FakeWorker>(make);
     const std::string url = prefill->url();
-    Half decode(Half::kVllm);
+    FakeWorker decode(kVllm);
     const auto router = *router::Router::start(pairs_of({url}, {decode.url()}));
     std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-    const size_t before = make == Half::kVllm ? 0 : 1;
+    const size_t before = make == kVllm ? 0 : 1;
     until([&] { return prefill->asked() == 1 && decode.asked() == before; });
     prefill = nullptr;
     until([&] { return decode.asked() == before + 1; });
@@ -186,7 +185,7 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
     ++asked;
   });
   ASSERT_TRUE(prefill.listen("127.0.0.1", 0).ok());
-  Half decode(Half::kVllm);
+  FakeWorker decode(kVllm);
   decode.answer(200, whole_answer());
   router::RouterOptions options =
       pairs_of({absl::StrCat("http://127.0.0.1:", prefill.port())}, {decode.url()});
@@ -204,7 +203,7 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
 // not charged.
 TEST(RoutingPairs, WhatDecodeFailsAtIsComputedTheNextTime) {
   for (const auto& [status, retries] : {std::pair(500, 1), {429, 0}}) {
-    Half prefill(Half::kVllm), decode(Half::kVllm), other(Half::kVllm);
+    FakeWorker prefill(kVllm), decode(kVllm), other(kVllm);
     prefill.answer(200, prefilled(kNixl));
     decode.answer(status, R"({"error": {"message": "no"}})");
     other.answer(200, whole_answer());
@@ -233,10 +232,10 @@ TEST(RoutingPairs, WhateverDecodeSaysOfWhatWasHandedOverItIsAskedAgainWithout) {
                                                  {400, kFailedLoad},
                                                  {404, kFailedLoad},
                                                  {422, kFailedLoad}};
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const auto& [status, body] : answers) {
       for (const bool stream : {true, false}) {
-        Half prefill(make), decode(Half::kVllm);
+        FakeWorker prefill(make), decode(kVllm);
         prefill.answer(200, prefilled(kNixl));
         decode.answer(200, whole_answer());
         decode.answer_behind_prefill(status, body);
@@ -257,7 +256,7 @@ TEST(RoutingPairs, WhateverDecodeSaysOfWhatWasHandedOverItIsAskedAgainWithout) {
 
 TEST(RoutingPairs, WhatDecodeRefusesWithoutKvTooTheClientIsTold) {
   for (const int status : {400, 404, 422}) {
-    Half prefill(Half::kVllm), decode(Half::kVllm);
+    FakeWorker prefill(kVllm), decode(kVllm);
     prefill.answer(200, prefilled(kNixl));
     decode.answer(status, R"({"error": {"message": "not so"}})");
     const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -270,7 +269,7 @@ TEST(RoutingPairs, WhatDecodeRefusesWithoutKvTooTheClientIsTold) {
 
 TEST(RoutingPairs, TheCodeOfAnErrorInAStreamIsTheClientsStatus) {
   for (const int code : {400, 404, 422, 429, 500, 503}) {
-    Half prefill(Half::kVllm), decode(Half::kVllm);
+    FakeWorker prefill(kVllm), decode(kVllm);
     prefill.answer(500, "");
     decode.answer(200, error_event(json{{"error", {{"message", "no"}, {"code", code}}}}.dump()));
     router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
@@ -297,12 +296,12 @@ TEST(RoutingPairs, TextIsRepeatedOnlyIfAnotherWorkerCanContinue) {
   Worker well;
   const std::vector<std::string> with_ids = events_of(well.port());
   const std::string text = parse_stream(first(with_ids, with_ids.size())).text;
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const bool ids : {true, false}) {
-      if (ids && make == Half::kOursWithAgent) continue;  // these go on
+      if (ids && make == kOursWithAgent) continue;  // these go on
       const std::vector<std::string> events = ids ? with_ids : without_ids(with_ids);
       for (const bool stream : {true, false}) {
-        Half prefill(Half::kVllm), decode(make), other(make);
+        FakeWorker prefill(kVllm), decode(make), other(make);
         prefill.answer(200, prefilled(kNixl));
         decode.answer(200, first(events, 3));  // and ends there
         other.answer(200, first(events, events.size()));
@@ -331,7 +330,7 @@ TEST(RoutingPairs, TextIsRepeatedOnlyIfAnotherWorkerCanContinue) {
 TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
   Worker well;
   const std::vector<std::string> events = without_ids(events_of(well.port()));
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.begin(first(events, 3));
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -352,7 +351,7 @@ TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
   const std::vector<std::string> events = events_of(well.port());
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
-  Half prefill(Half::kVllm), decode(Half::kOursWithAgent), other(Half::kOursWithAgent);
+  FakeWorker prefill(kVllm), decode(kOursWithAgent), other(kOursWithAgent);
   prefill.answer(500, "not now");
   decode.answer(200, first(events, 3));  // and ends there
   other.answer(200, rest);
@@ -365,7 +364,7 @@ TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
 }
 
 TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
-  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  FakeWorker prefill(kOursWithAgent), decode(kVllm);
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = request_body();
@@ -377,7 +376,7 @@ TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
 }
 
 TEST(RoutingPairs, AChatIsAskedOfPrefillAsAChat) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(500, "");
   decode.answer(400, R"({"error": {"message": "no chats here"}})");
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -393,7 +392,7 @@ TEST(RoutingPairs, AChatIsAskedOfPrefillAsAChat) {
 
 // Its log-probabilities are made where it is computed.
 TEST(RoutingPairs, APromptThatIsRatedIsComputedAtDecode) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   decode.answer(400, R"({"error": {"message": "no"}})");
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = request_body();
@@ -406,7 +405,7 @@ TEST(RoutingPairs, APromptThatIsRatedIsComputedAtDecode) {
 
 // Where tokens are known, a prompt of a few is not worth the way.
 TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -421,7 +420,7 @@ TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
 
 // Two of ours are paired by their connectors, also where they could be otherwise.
 TEST(RoutingPairs, OursAreToldOfTheConnector) {
-  Half prefill(Half::kOursAndPrefill), vllm(Half::kVllm), decode(Half::kOursWithAgent);
+  FakeWorker prefill(kOursAndPrefill), vllm(kVllm), decode(kOursWithAgent);
   decode.answer(200, whole_answer());
   vllm.answer(200, prefilled(kNixl));
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));

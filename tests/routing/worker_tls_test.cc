@@ -1,7 +1,7 @@
 // Workers that are reached by https, and what may be wrong there: the router says what it is, waits
 // for nobody, and the other workers go on.
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "tests/tls_files.h"
