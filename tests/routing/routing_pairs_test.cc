@@ -1,6 +1,7 @@
 // Pairs that the router drives by vLLM's kv_transfer_params: what either half is asked, and that
 // decode computes what prefill does not hand over. The workers here say what the test tells them.
 #include "absl/strings/match.h"
+#include "engine/http/openai/openai_reply.h"
 #include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/test.h"
