@@ -140,7 +140,7 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
       ->capture_default_str();
   app.add_option("--max-wait", flags.max_wait,
                  "refuse requests expected to take longer than this many seconds to a stream's "
-                 "first token or a whole answer; 0: none for that")
+                 "first token or a whole answer; 0: longer than clients are seen to wait")
       ->check(real_number(0, kDay))
       ->capture_default_str();
 }

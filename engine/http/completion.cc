@@ -12,6 +12,7 @@ Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange>
     : host_(host),
       exchange_(std::move(exchange)),
       request_(std::move(request)),
+      first_token_(waits_for_first_token(exchange_->request(), *request_)),
       reply_(request_, host.model, make_request_id(), host.tokenizer, std::move(prompt_lengths)) {}
 
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request) {
@@ -68,7 +69,14 @@ void Completion::abort() {
 }
 
 void Completion::push(size_t choice, const serve::OutputEvent& event) {
-  if (event.finished) host_.metrics->observe(*event.metrics, event.reason);
+  if (event.finished) {
+    host_.metrics->observe(*event.metrics, event.reason);
+    const bool aborted = event.reason == serve::FinishReason::kAbort;
+    const bool unanswered = aborted && !(first_token_ && event.metrics->output_tokens > 0);
+    if (unanswered || event.status.ok()) {
+      host_.engine.note_end(first_token_, !unanswered, *event.metrics);
+    }
+  }
   {
     const std::lock_guard lock(mutex_);
     events_.emplace_back(choice, StreamedEvent::copy(event));

@@ -21,6 +21,7 @@
 namespace baton::engine::http {
 
 // An engine's event that may outlive the call in which it came.
+
 struct StreamedEvent {
   serve::OutputEvent event;
   serve::RequestMetrics metrics;           // of the last event, which points here
@@ -83,6 +84,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   const CompletionHost host_;
   const std::shared_ptr<HttpExchange> exchange_;
   const std::shared_ptr<const ApiRequest> request_;
+  const bool first_token_;  // is waited for, not the last
   ApiReply reply_;
   bool over_ = false;  // the reply is out; of the loop's thread
 

@@ -69,10 +69,21 @@ void EngineThread::abort(uint64_t id) {
 }
 
 absl::Status EngineThread::admit(bool stream, size_t choices) {
+  const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   Backlog backlog = backlog_;
   backlog.arriving += queued_;
-  return admission_.admit(backlog, stream, choices);
+  return admission_.admit(backlog, stream, choices, now);
+}
+
+void EngineThread::note_end(bool stream, bool answered, const RequestMetrics& metrics) {
+  const Time now = Clock::steady().now();
+  const std::lock_guard lock(mutex_);
+  if (answered) {
+    admission_.answered(stream);
+  } else {
+    admission_.left(stream, metrics.finish - metrics.arrival, now);
+  }
 }
 
 bool EngineThread::idle() const {
@@ -122,7 +133,6 @@ void EngineThread::count_before_telling(Request* request) {
     if (event.finished) {
       const std::lock_guard lock(mutex_);
       stats_ = engine_.stats();
-      if (event.status.ok()) admission_.answered();
       // Before a step has seen them, the engine knows only some of those that arrive.
       if (stepping_) backlog_ = engine_.backlog();
     }

@@ -30,6 +30,8 @@ class EngineThread {
   // Why a new request should not even be queued, if so (see Admission). Requests that are submitted
   // without having asked are taken all the same. Who has its whole answer has no place any more.
   absl::Status admit(bool stream, size_t choices);
+  // What became of a request. `answered`: else its client left before it had what it waited for.
+  void note_end(bool stream, bool answered, const RequestMetrics& metrics);
   uint64_t refused() const;
   // Nothing is under way: no request, and nothing that other engines wait for.
   bool idle() const;
