@@ -82,7 +82,7 @@ def baton(arguments, name="baton", *role):
 
 def baton_pd(arguments):
     prefill, decode = (baton(arguments, f"baton-{role}", "--role", role).ready().url for role in ("prefill", "decode"))
-    return baton(arguments, "baton-pd", "--role", "router", "--prefill", prefill, "--decode", decode, "--tokenizer", arguments.model)
+    return baton(arguments, "baton-pd", "--role", "router", "--prefill", prefill, "--decode", decode)
 
 
 def processors(arguments, python):

@@ -210,7 +210,6 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .prefill = flags.prefill,
                              .decode = flags.decode,
                              .workers_file = flags.workers,
-                             .tokenizer = flags.tokenizer,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});

@@ -268,12 +268,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "(default: those that the system trusts)")
                       ->check(readable_file())
                       ->type_name("FILE"));
-  added.push_back(
-      app.add_option("--tokenizer", flags.tokenizer,
-                     "router: folder of the workers' model (tokenizer.json, chat template); "
-                     "requests then go to the workers that report their prompts as cached")
-          ->check(not_empty())
-          ->type_name("DIR"));
   return added;
 }
 

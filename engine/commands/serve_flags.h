@@ -77,7 +77,6 @@ struct ServeFlags {
   std::vector<std::string> decode;
   std::string workers;
   double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
-  std::string tokenizer;
   std::string api_key;
   std::string tls_certificate;
   std::string tls_key;

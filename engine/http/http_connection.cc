@@ -92,13 +92,8 @@ void HttpConnection::close() {
   if (const auto task = std::exchange(on_gone_, nullptr)) task();
 }
 
-void HttpConnection::set_endless() {
-  if (answering_ && !std::exchange(endless_, true)) ++host_->endless;
-}
-
 void HttpConnection::end_answering() {
   if (std::exchange(answering_, false)) --host_->answering;
-  if (std::exchange(endless_, false)) --host_->endless;
 }
 
 void HttpConnection::on_gone(std::function<void()> task) {

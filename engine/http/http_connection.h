@@ -33,7 +33,6 @@ struct ConnectionHost {
   std::list<HttpConnection*> writing;
   std::atomic<size_t> connections{0};
   std::atomic<size_t> answering{0};
-  std::atomic<size_t> endless{0};     // of these, those whose answers have no end
   std::atomic<bool> draining{false};  // connections end behind their answer
   std::atomic<uint64_t> refused{0};
   std::atomic<uint64_t> timed_out{0};
@@ -54,8 +53,6 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // For connections in the host's list `writing`: whether the client has read bytes since it was
   // put there, or since the last call. If so, moves it to the list's end.
   bool moves();
-  // See HttpExchange.
-  void set_endless();
   // Runs `task` when the connection is closed before the answer is sent; see HttpExchange.
   void on_gone(std::function<void()> task);
 
@@ -108,7 +105,6 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::shared_ptr<HttpExchange> incoming_;  // until its body is here
   std::weak_ptr<HttpExchange> exchange_;
   bool answering_ = false;
-  bool endless_ = false;
   int looks_ = 0;  // since the client was seen to send no more
   std::function<void()> on_gone_;
   std::deque<std::string> unsent_;

@@ -99,10 +99,6 @@ HttpExchange::~HttpExchange() {
   });
 }
 
-void HttpExchange::set_endless() {
-  if (const auto connection = connection_.lock(); connection != nullptr) connection->set_endless();
-}
-
 void HttpExchange::add_header(std::string name, std::string value) {
   headers_.emplace_back(std::move(name), std::move(value));
 }
@@ -380,10 +376,7 @@ void HttpListener::drain(std::vector<std::string> still_answered) {
   });
 }
 
-size_t HttpListener::unanswered() const {
-  const size_t answering = impl_->host->answering, endless = impl_->host->endless;
-  return answering - std::min(answering, endless);
-}
+size_t HttpListener::unanswered() const { return impl_->host->answering; }
 
 void HttpListener::stop() {
   if (std::exchange(impl_->stopped, true)) return;

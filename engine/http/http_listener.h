@@ -59,9 +59,6 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   void add_header(std::string name, std::string value);
   // For code that names requests: engine/http/request_check.h.
   void set_request_id(std::string id) { request_id_ = std::move(id); }
-  // The answer has no end of its own: HttpListener::unanswered() does not count it. On the loop's
-  // thread.
-  void set_endless();
   const std::string& request_id() const { return request_id_; }
 
   // The whole answer. The first of reply() and begin() counts, later ones do nothing.
@@ -158,7 +155,7 @@ class HttpListener {
   // handler sees it, unless its path is one of these; connections end behind their answer. From any
   // thread.
   void drain(std::vector<std::string> still_answered);
-  // Requests that wait for their answer or its end; endless ones are left out.
+  // Requests that wait for their answer or its end.
   size_t unanswered() const;
   // Closes all connections: their exchanges are gone. Then no handler runs any more.
   void stop();

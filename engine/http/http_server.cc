@@ -9,14 +9,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/http/cache_stream.h"
 #include "engine/http/completion.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
 #include "engine/http/task_thread.h"
-#include "engine/serve/cache/cache_events.h"
 #include "engine/serve/metrics.h"
 #include "engine/serve/prometheus_text.h"
 
@@ -56,7 +54,6 @@ struct HttpServer::Impl {
   Impl(HttpServerOptions given, serve::EngineThread& engine_thread,
        const Tokenizer& model_tokenizer)
       : options(std::move(given)),
-        root(serve::block_name(serve::model_root(engine_thread.fingerprint()))),
         listener(options.listener),
         host{engine_thread, model_tokenizer, options.model, listener.loop()},
         parser(kParsing),
@@ -81,7 +78,6 @@ struct HttpServer::Impl {
   absl::Status check_tokens(const std::vector<int32_t>& tokens) const;
 
   const HttpServerOptions options;
-  const std::string root;  // of the names of its KV blocks
   HttpListener listener;
   const CompletionHost host;
   std::atomic<bool> draining{false};
@@ -106,7 +102,6 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   page["status"] = std::move(status);
   page["quiet_s"] = seconds_of(quiet);
   page["model"] = host.engine.fingerprint();
-  page["root"] = root;
   if (!options.kv_agent.empty()) {
     page["kv_agent"] = {{"name", options.kv_agent},
                         {"address", options.kv_agent_address},
@@ -254,13 +249,6 @@ void HttpServer::Impl::register_routes() {
   });
   listener.route("GET", "/v1/baton/address", [this](const Exchange& exchange) {
     reply_health(exchange, {{"address", options.kv_address}});
-  });
-  listener.route("GET", "/v1/baton/kv_events", [this](const Exchange& exchange) {
-    if (exchange->request().method == "HEAD") {
-      exchange->begin(200, "application/x-ndjson");
-      return exchange->end();
-    }
-    CacheStream::start(host.engine, listener.loop(), options.listener.max_unsent, exchange);
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
     std::string page = host.metrics->prometheus(host.engine.stats());

@@ -5,14 +5,12 @@
 //   POST /tokenize, /detokenize                  as vLLM's
 //   GET  /health         200, or 503 with the reason: the engine has stopped, or has work and does
 //                        not get on with it. In both: for how many seconds ("quiet_s"), the
-//                        weights' fingerprint ("model"), and what its blocks' names begin with
-//                        ("root"), and the agent that takes part in hand-offs by
-//                        kv_transfer_params, if there is one ("kv_agent": name and address), and
-//                        "draining" where the server is about to end
+//                        weights' fingerprint ("model"), and the agent that takes part in
+//                        hand-offs by kv_transfer_params, if there is one ("kv_agent": name and
+//                        address), and "draining" where the server is about to end
 //   GET  /metrics, /version
 //   GET  /v1/baton/address                       as /health, and "address": the KvConnector's, for
 //                                                routers
-//   GET  /v1/baton/kv_events                     what is in the prefix cache: cache_stream.h
 //
 // Every answer has the header X-Request-Id: the client's own, or a new one.
 #pragma once

@@ -1,5 +1,4 @@
-// A request's prompts as the model's tokens: the same in a worker, which computes them, and in a
-// router, which looks for workers that have them cached.
+// A request's prompts as the model's tokens.
 #pragma once
 
 #include <cstdint>

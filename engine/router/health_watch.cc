@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::router {
 namespace {
@@ -51,11 +50,9 @@ std::string HealthWatch::describe(const Probe& probe) {
                              : absl::StrCat("HTTP status ", probe.status);
 }
 
-void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
-  const auto root = string_field(page, "root", "");
+void HealthWatch::note_model(KnownWorker& worker, const nlohmann::json& page) {
   const auto model = string_field(page, "model", "");
-  const auto parsed = serve::parse_block_name(root.value_or(""));
-  if (parsed.has_value()) group.set_model(worker, *parsed, model.value_or(""));
+  if (model.ok() && !model->empty()) worker.model = model->substr(0, kMaxReason);
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
@@ -69,11 +66,11 @@ bool HealthWatch::drains(const Probe& probe) {
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why, bool drains) {
-  if (!group.picker.model(worker).has_value()) group.models[worker].clear();  // it is asked again
-  const bool was_up = group.picker.is_up(worker);
+  group[worker].serves.clear();  // it is asked again
+  const bool was_up = group[worker].up;
   workers_.set_down(group, worker, std::move(why));
   // Where all are down, requests go to one of them all the same: it is left as if it had been up.
-  if (!drains && (was_up || group.picker.stats(worker).in_flight > 0)) on_down_(group, worker);
+  if (!drains && (was_up || group[worker].in_flight > 0)) on_down_(group, worker);
 }
 
 KvAgent HealthWatch::agent_in(const nlohmann::json& page) {
@@ -91,12 +88,13 @@ void HealthWatch::judge_decode(size_t worker) {
     // passes over what it is told of our prefill workers' connectors.
     const bool ours = !probe.body.empty();
     const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
-    workers_.decode.picker.set_resumes(worker, ours);
-    workers_.decode.ways[worker] = {
+    KnownWorker& own = workers_.decode[worker];
+    own.resumes = ours;
+    own.ways = {
         .known = true, .own = ours, .params = !ours || (page.ok() && agent_in(*page).known())};
     if (workers_.lacks_prefill(worker)) return down(workers_.decode, worker, kNoPrefillForIt);
     workers_.set_up(workers_.decode, worker);
-    if (page.ok()) note_model(workers_.decode, worker, *page);
+    if (page.ok()) note_model(own, *page);
     return;
   }
   // One that says that it is not well, or whose port is closed, needs no second look.
@@ -108,6 +106,7 @@ void HealthWatch::judge_decode(size_t worker) {
 bool HealthWatch::judge_prefill(size_t worker) {
   Probe& probe = prefill_[worker];
   WorkerGroup& group = workers_.prefill;
+  KnownWorker& own = group[worker];
   if (probe.status == 404) return true;
   std::string address;
   KvAgent agent;
@@ -117,16 +116,16 @@ bool HealthWatch::judge_prefill(size_t worker) {
     if (parsed.ok()) {
       address = string_field(*parsed, "address", "").value_or("");
       agent = agent_in(*parsed);
-      note_model(group, worker, *parsed);
+      note_model(own, *parsed);
     }
   }
   const bool hands_over = !address.empty() || agent.known();
   probe.missed = hands_over ? 0 : probe.missed + 1;
   if (!hands_over && probe.silent && probe.missed < options_.misses) return false;
-  group.addresses[worker] = address;
-  group.agents[worker] = agent;
+  own.address = address;
+  own.agent = agent;
   if (probe.status == 200) {
-    group.ways[worker] = {.known = true, .own = !address.empty(), .params = agent.known()};
+    own.ways = {.known = true, .own = !address.empty(), .params = agent.known()};
   }
   if (!hands_over && probe.status == 200) {
     down(group, worker, "it does not hand KV over: start it with --role prefill");
@@ -149,26 +148,27 @@ void HealthWatch::judge_other_prefill(size_t worker) {
     return;
   }
   probe.missed = 0;
-  group.addresses[worker].clear();
-  if (group.ways[worker].own) group.agents[worker] = {};  // another one than before
-  group.ways[worker] = {.known = true, .own = false, .params = true};
+  KnownWorker& own = group[worker];
+  own.address.clear();
+  if (own.ways.own) own.agent = {};  // another one than before
+  own.ways = {.known = true, .own = false, .params = true};
   if (workers_.lacks_decode(worker)) return down(group, worker, kNoDecodeForIt);
   workers_.set_up(group, worker);
 }
 
 void HealthWatch::judge_pairs() {
   for (size_t i = 0; i < workers_.decode.size(); ++i) {
-    if (!workers_.decode.picker.is_up(i) || !workers_.lacks_prefill(i)) continue;
+    if (!workers_.decode[i].up || !workers_.lacks_prefill(i)) continue;
     down(workers_.decode, i, kNoPrefillForIt);
   }
   for (size_t i = 0; i < workers_.prefill.size(); ++i) {
-    if (!workers_.prefill.picker.is_up(i) || !workers_.lacks_decode(i)) continue;
+    if (!workers_.prefill[i].up || !workers_.lacks_decode(i)) continue;
     down(workers_.prefill, i, kNoDecodeForIt);
   }
 }
 
 void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done) {
-  const http::HttpUrl& url = workers_.prefill.urls[worker];
+  const http::HttpUrl& url = workers_.prefill[worker].url;
   probe(prefill_[worker], url, "/v1/baton/address", [this, worker, url, done] {
     if (!judge_prefill(worker)) return done();
     probe(prefill_[worker], url, "/health", [this, worker, done] {
@@ -179,7 +179,7 @@ void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done
 }
 
 void HealthWatch::probe_decode(size_t worker, const std::function<void()>& done) {
-  probe(decode_[worker], workers_.decode.urls[worker], "/health", [this, worker, done] {
+  probe(decode_[worker], workers_.decode[worker].url, "/health", [this, worker, done] {
     judge_decode(worker);
     probe_name(workers_.decode, worker, decode_[worker], done);
   });
@@ -187,13 +187,14 @@ void HealthWatch::probe_decode(size_t worker, const std::function<void()>& done)
 
 void HealthWatch::probe_name(WorkerGroup& group, size_t worker, Probe& own,
                              const std::function<void()>& done) {
-  const bool is_ours = group.picker.model(worker).has_value() || !own.body.empty();
-  if (is_ours || own.status != 200 || !group.models[worker].empty()) return done();
-  probe(own, group.urls[worker], "/v1/models", [&group, worker, &own, done] {
+  const KnownWorker& known = group[worker];
+  const bool is_ours = !known.model.empty() || !own.body.empty();
+  if (is_ours || own.status != 200 || !known.serves.empty()) return done();
+  probe(own, known.url, "/v1/models", [&group, worker, &own, done] {
     const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's models");
     const nlohmann::json& list = page.ok() ? member(*page, "data") : nlohmann::json();
     if (own.status == 200 && list.is_array() && !list.empty()) {
-      group.models[worker] = string_field(list[0], "id", "").value_or("").substr(0, kMaxReason);
+      group[worker].serves = string_field(list[0], "id", "").value_or("").substr(0, kMaxReason);
     }
     done();
   });
@@ -209,12 +210,12 @@ void HealthWatch::probe_all(std::function<void()> done) {
   decode_.resize(workers_.decode.size());
   prefill_.resize(workers_.prefill.size());
   for (size_t i = 0; i < decode_.size(); ++i) {
-    if (!workers_.decode.is_listed(i)) continue;
+    if (!workers_.decode[i].is_listed()) continue;
     ++open_;
     probe_decode(i, one_less);
   }
   for (size_t i = 0; i < prefill_.size(); ++i) {
-    if (!workers_.prefill.is_listed(i)) continue;
+    if (!workers_.prefill[i].is_listed()) continue;
     ++open_;
     probe_prefill(i, one_less);
   }

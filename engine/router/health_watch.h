@@ -51,7 +51,7 @@ class HealthWatch {
   void down(WorkerGroup& group, size_t worker, const Probe& probe);
   void down(WorkerGroup& group, size_t worker, std::string why, bool drains = false);
   // Takes from its answer which model it has.
-  static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
+  static void note_model(KnownWorker& worker, const nlohmann::json& page);
   // The agent that a `baton serve` reports.
   static KvAgent agent_in(const nlohmann::json& page);
   void judge_decode(size_t worker);

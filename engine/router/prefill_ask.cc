@@ -40,7 +40,7 @@ std::unique_ptr<PrefillAsk> PrefillAsk::start(Workers& workers, size_t worker, s
                                               http::HttpHeaders headers, Done done) {
   std::unique_ptr<PrefillAsk> ask(new PrefillAsk(workers, worker, std::move(done)));
   http::HttpFetchRequest post;
-  post.url = workers.prefill.urls[worker];
+  post.url = workers.prefill[worker].url;
   post.method = "POST";
   post.path = std::move(path);
   post.body = std::move(body);
@@ -94,7 +94,7 @@ void PrefillAsk::learn_agent(const json& params) const {
       address->size() > kLongestName) {
     return;
   }
-  workers_.prefill.agents[worker_] = {*name, *address, *ranks};
+  workers_.prefill[worker_].agent = {*name, *address, *ranks};
 }
 
 }  // namespace baton::engine::router

@@ -99,12 +99,12 @@ bool RelayedRequest::send(std::string_view bytes) {
 void RelayedRequest::attempt(Leg& leg) {
   leg.attempt = std::make_unique<Attempt>();
   Attempt& attempt = *leg.attempt;
-  WorkerPicker& decode = workers_.decode.picker;
   leg.tokens_before = std::max(leg.tokens_before, leg.relay->tokens_seen());
   if (leg.relay->lacks_ids()) start_over(leg);  // retry() has seen to it that nothing was shown
   bool resume = leg.relay->tokens_seen() > 0;
   const auto pick = [&] {
-    attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model, resume));
+    attempt.decode =
+        Place(workers_.decode, workers_.decode.pick(*leg.key, leg.failed, leg.model, resume));
   };
   pick();
   if (!attempt.decode.has_value() && resume && !request_->stream) {
@@ -114,7 +114,7 @@ void RelayedRequest::attempt(Leg& leg) {
   }
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
-        leg.model.has_value()
+        !leg.model.empty()
             ? "there is no other decode worker with the model of the answer in progress"
         : resume ? "no decode worker can continue the answer in progress"
                  : "no decode worker is available"));
@@ -134,7 +134,7 @@ void RelayedRequest::attempt(Leg& leg) {
 // For a choice of which the client has seen nothing.
 void RelayedRequest::start_over(Leg& leg) {
   leg.relay->start_over();
-  leg.model = {};
+  leg.model.clear();
 }
 
 http::HttpHeaders RelayedRequest::headers() const {
@@ -148,7 +148,7 @@ http::HttpHeaders RelayedRequest::headers() const {
 
 void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body) {
   http::HttpFetchRequest post;
-  post.url = workers_.decode.urls[*attempt.decode];
+  post.url = attempt.decode->url;
   post.method = "POST";
   post.path = exchange_->request().path;
   post.body = std::move(body);
@@ -183,9 +183,8 @@ void RelayedRequest::note_news(Leg& leg) {
   if (!attempt.answered) {
     attempt.answered = true;
     attempt.prefill.release();  // its part is over
-    attempt.decode.computed();
   }
-  leg.model = workers_.decode.picker.model(*attempt.decode);
+  leg.model = attempt.decode->model;
 }
 
 // OK: done. Cancelled: no client waits for it. Unavailable: another worker may do better.
@@ -222,7 +221,7 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
       workers_.decode, *attempt.decode,
       not_sent ? std::string(connection.message()) : "it closed the connection early");
   absl::Status lost = absl::UnavailableError(
-      absl::StrCat("decode worker ", workers_.decode.name(*attempt.decode), " broke off: ",
+      absl::StrCat("decode worker ", attempt.decode->name(), " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
   lost.SetPayload(kLostPayload, absl::Cord());
   if (not_sent) lost.SetPayload(http::kNotSentPayload, absl::Cord());
@@ -242,8 +241,7 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   // need it be the client's fault what is refused then.
   const bool handed_over = !status.ok() && attempt.ask != nullptr;
   // Decode may fail at what a dead prefill worker did not hand over.
-  if (handed_over && attempt.prefill.has_value() &&
-      !workers_.prefill.picker.is_up(*attempt.prefill)) {
+  if (handed_over && attempt.prefill.has_value() && !attempt.prefill->up) {
     status.SetPayload(kLostPayload, absl::Cord());
   }
   const bool is_refused = !absl::IsUnavailable(status) && !absl::IsResourceExhausted(status);
@@ -277,7 +275,7 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   if (absl::IsResourceExhausted(why)) {
     // Nothing was computed: asking each worker once costs little, asking a full one again is
     // what makes it fuller.
-    if (leg.failed.size() >= workers_.decode.picker.present()) return fail(why);
+    if (leg.failed.size() >= workers_.decode.present()) return fail(why);
     return attempt(leg);
   }
   if (leg.relay->tokens_seen() > leg.tokens_before) leg.retries = 0;
@@ -298,8 +296,8 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
 void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
   // The client of a non-streamed answer has seen nothing of it: any worker may start over.
   const bool resume = request_->stream && leg.relay->tokens_seen() > 0;
-  const Workers::Hope hope = workers_.hope(request_->stream ? leg.model : decltype(leg.model)(),
-                                           resume, Clock::steady().now());
+  const Workers::Hope hope =
+      workers_.hope(request_->stream ? leg.model : "", resume, Clock::steady().now());
   if (hope == Workers::Hope::kNow) return attempt(leg);
   if (hope == Workers::Hope::kNone) {
     return give_up("gave up: no decode worker is left that can continue", why);

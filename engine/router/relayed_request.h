@@ -68,7 +68,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     int retries = 0;
     size_t tokens_before = 0;
     bool computed_alone = false;       // what prefill handed over did not do
-    WorkerPicker::Model model;         // that has written what is here: no other goes on with it
+    std::string model;                 // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
     std::unique_ptr<http::EventLoop::Timer> look;  // for a worker, where none is up
     bool done = false;
@@ -80,7 +80,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void start_over(Leg& leg);
   // Picks among prefill workers that can hand over to its decode worker; how the picked one does.
   Way pick_prefill(const Leg& leg, Attempt& attempt);
-  bool may_use_params(const Leg& leg, const Attempt& attempt) const;
+  bool may_use_params(const Leg& leg) const;
   std::string address_of(const Attempt& attempt) const;
   http::HttpHeaders headers() const;
   void ask_prefill(Leg& leg, Attempt& attempt);

@@ -8,22 +8,22 @@
 namespace baton::engine::router {
 namespace {
 
-// Tokens that decode lacks, where they are known: as --min-remote-tokens is by default.
+// Tokens of a prompt, where they are known: as --min-remote-tokens is by default.
 constexpr size_t kWorthTheWay = 32;
 
 }  // namespace
 
-// A prompt of which decode has nearly all, or must compute all, is not worth the way; and what is
-// behind a prompt prefill workers are not told.
-bool RelayedRequest::may_use_params(const Leg& leg, const Attempt& attempt) const {
+// A short prompt, or one that decode must compute, is not worth the way; and what is behind a
+// prompt prefill workers are not told.
+bool RelayedRequest::may_use_params(const Leg& leg) const {
   if (leg.computed_alone || leg.relay->tokens_seen() > 0) return false;
   if (request_->sampling.prompt_logprobs) return false;
-  return leg.key->tokens == 0 || attempt.decode.missing() >= kWorthTheWay;
+  return leg.key->tokens == 0 || leg.key->tokens >= kWorthTheWay;
 }
 
 Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt) {
   WorkerGroup& prefill = workers_.prefill;
-  const bool by_params = may_use_params(leg, attempt);
+  const bool by_params = may_use_params(leg);
   std::vector<size_t> avoid;
   const size_t to = *attempt.decode;
   const auto way = [&](size_t from) {
@@ -33,20 +33,20 @@ Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt) {
   for (size_t i = 0; i < prefill.size(); ++i) {
     if (way(i) == Way::kNone) avoid.push_back(i);
   }
-  const WorkerPicker::Model model = workers_.decode.picker.model(to);
-  if (!prefill.picker.has_other(avoid, model)) return Way::kNone;
-  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, avoid, model));
+  const std::string& model = workers_.decode[to].model;
+  if (!prefill.has_other(avoid, model)) return Way::kNone;
+  attempt.prefill = Place(prefill, prefill.pick(*leg.key, avoid, model));
   return way(*attempt.prefill);
 }
 
 // The address of the connector that decode asks; "": none.
 std::string RelayedRequest::address_of(const Attempt& attempt) const {
-  return attempt.prefill.has_value() ? workers_.prefill.addresses[*attempt.prefill] : "";
+  return attempt.prefill.has_value() ? attempt.prefill->address : "";
 }
 
 void RelayedRequest::ask_prefill(Leg& leg, Attempt& attempt) {
   const size_t worker = *attempt.prefill;
-  const KvAgent& agent = workers_.prefill.agents[worker];
+  const KvAgent& agent = attempt.prefill->agent;
   const bool at_once = agent.known();
   const std::string transfer = at_once ? http::make_request_id() : "";
   attempt.ask =
@@ -64,7 +64,6 @@ void RelayedRequest::prefill_answered(Leg& leg, Attempt& attempt,
                                       const absl::StatusOr<std::string>& params) {
   if (self_ == nullptr || attempt.answered) return;
   if (!params.ok()) return compute_alone(leg, attempt);
-  attempt.prefill.computed();
   if (attempt.fetch != nullptr) return;  // decode knows already
   ++workers_.handed_over;
   post(leg, attempt, leg.relay->body_behind_prefill(*params));

@@ -12,10 +12,8 @@
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/openai/openai_reply.h"
-#include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
 #include "engine/http/task_thread.h"
-#include "engine/router/cache_watch.h"
 #include "engine/router/health_watch.h"
 #include "engine/router/relayed_request.h"
 #include "engine/router/worker_list.h"
@@ -44,34 +42,19 @@ absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::str
 std::string worker_metrics(const Workers& workers) {
   std::string page;
   serve::PrometheusPage out("baton_router_", &page);
-  const auto print = [&](const char* name, const char* help, const char* type, auto value) {
-    out.header(name, help, type);
+  const auto print = [&](const char* name, const char* help, auto value) {
+    out.header(name, help, "gauge");
     for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
-      for (size_t i = 0; i < group->size(); ++i) {
-        if (!group->is_listed(i)) continue;
-        out.line(name, serve::PrometheusPage::label("worker", group->name(i)),
-                 value(*group, group->picker.stats(i), i));
+      for (const KnownWorker& worker : *group) {
+        if (!worker.is_listed()) continue;
+        out.line(name, serve::PrometheusPage::label("worker", worker.name()), value(worker));
       }
     }
   };
-  using Group = const WorkerGroup&;
-  using Stats = const PickStats&;
-  print("in_flight", "Requests that the worker is busy with for this router.", "gauge",
-        [](Group, Stats stats, size_t) { return stats.in_flight; });
-  print("worker_up", "1: the worker is used.", "gauge",
-        [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
-  print("computing_tokens", "Prompt tokens that it has still to compute.", "gauge",
-        [](Group, Stats stats, size_t) { return stats.computing; });
-  print("cache_known", "1: it reports the contents of its prefix cache.", "gauge",
-        [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
-  print("cached_blocks", "Blocks that its prefix cache holds.", "gauge",
-        [](Group, Stats stats, size_t) { return stats.cached_blocks; });
-  print("cache_changes", "Changes of its prefix cache that it reported.", "counter",
-        [](Group, Stats stats, size_t) { return stats.cache_changes; });
-  print("prompt_tokens_total", "Prompt tokens of requests that it was given.", "counter",
-        [](Group, Stats stats, size_t) { return stats.prompt_tokens; });
-  print("expected_hit_tokens_total", "... that were expected in its prefix cache.", "counter",
-        [](Group, Stats stats, size_t) { return stats.hit_tokens; });
+  print("in_flight", "Requests that the worker is busy with for this router.",
+        [](const KnownWorker& worker) { return worker.in_flight; });
+  print("worker_up", "1: the worker is used.",
+        [](const KnownWorker& worker) { return worker.up ? 1 : 0; });
   return page;
 }
 
@@ -82,11 +65,9 @@ struct Router::Impl {
       : options(std::move(given)),
         listener(options.listener),
         workers(std::move(prefill), std::move(decode)),
-        caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
-        parser(kParsing),
-        chats(kParsing) {
+        parser(kParsing) {
     workers.max_retries = options.max_retries;
     workers.comeback = options.comeback;
     workers.api_key = options.api_key;
@@ -94,7 +75,6 @@ struct Router::Impl {
   }
   ~Impl() {
     parser.stop();
-    chats.stop();
     listener.stop();
   }
 
@@ -103,9 +83,6 @@ struct Router::Impl {
   // Counts the request's body for as long as a caller has what is returned; null, and the request
   // is refused, where there are too many bytes already.
   Exchange admit(const Exchange& exchange);
-  // In the order of the prompts; of those that cannot be made into tokens, of their text.
-  std::vector<std::shared_ptr<const PromptKey>> keys(const http::ApiRequest& request) const;
-  void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
   // The requests that are not answered yet; they may end while a caller iterates.
   std::vector<std::shared_ptr<RelayedRequest>> open_requests() const;
@@ -123,16 +100,12 @@ struct Router::Impl {
   // Bytes of unanswered requests; exchanges may outlive the router.
   const std::shared_ptr<std::atomic<size_t>> body_bytes = std::make_shared<std::atomic<size_t>>(0);
   http::HttpListener listener;
-  std::optional<Tokenizer> tokenizer;
-  std::optional<ChatTemplate> chat_template;
   Workers workers;
-  CacheWatch caches;
   HealthWatch health;
   std::atomic<bool> ends{false};  // it drains
   std::string last_list;          // for the parser's thread
   std::unique_ptr<http::EventLoop::Timer> next_look;
-  http::TaskThread parser;
-  http::TaskThread chats;  // may wait for the process that renders templates
+  http::TaskThread parser;  // of bodies, which may be long
 };
 
 Exchange Router::Impl::admit(const Exchange& exchange) {
@@ -168,44 +141,19 @@ void Router::Impl::complete(const Exchange& exchange, bool chat) {
   auto request = std::make_shared<http::ApiRequest>(*std::move(parsed));
   if (!request->has_seed) request->sampling.seed = std::random_device()();
   auto posted = std::make_shared<const WorkerBody>(*std::move(body), *request);
+  std::vector<std::shared_ptr<const PromptKey>> keys;
+  for (const http::ApiPrompt& prompt : request->prompts) {
+    const std::vector<int32_t>& ids = prompt.tokens;
+    const std::string_view bytes(reinterpret_cast<const char*>(ids.data()),
+                                 ids.size() * sizeof(int32_t));
+    keys.push_back(
+        std::make_shared<PromptKey>(prompt_key(ids.empty() ? prompt.text : bytes, ids.size())));
+  }
   listener.loop()->post(
-      [this, exchange, posted = std::move(posted), request, keys = keys(*request)]() mutable {
+      [this, exchange, posted = std::move(posted), request, keys = std::move(keys)]() mutable {
         RelayedRequest::start(workers, exchange, std::move(posted), std::move(request), keys,
                               exchange->request_id());
       });
-}
-
-std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
-    const http::ApiRequest& request) const {
-  std::vector<std::shared_ptr<const PromptKey>> keys;
-  if (tokenizer.has_value()) {
-    // The router refuses what a worker would refuse.
-    const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
-    if (prompts.ok()) {
-      std::vector<serve::BlockHash> models = workers.decode.picker.models();
-      for (const serve::BlockHash& each : workers.prefill.picker.models()) {
-        if (std::find(models.begin(), models.end(), each) == models.end()) models.push_back(each);
-      }
-      for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, models)));
-      }
-      return keys;
-    }
-  }
-  for (const http::ApiPrompt& prompt : request.prompts) {
-    const auto* ids = reinterpret_cast<const char*>(prompt.tokens.data());
-    keys.push_back(std::make_shared<PromptKey>(text_key(
-        prompt.tokens.empty() ? std::string_view(prompt.text)
-                              : std::string_view(ids, prompt.tokens.size() * sizeof(int32_t)))));
-  }
-  return keys;
-}
-
-void Router::Impl::follow_caches() {
-  if (!tokenizer.has_value()) return;
-  for (WorkerGroup* group : {&workers.prefill, &workers.decode}) {
-    for (size_t i = 0; i < group->size(); ++i) caches.follow(*group, i);
-  }
 }
 
 void Router::Impl::watch_list() {
@@ -246,24 +194,21 @@ void Router::Impl::take_list(const ListedWorkers& listed) {
 
 void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
   for (size_t i = 0; i < group.size(); ++i) {
-    const bool gone = std::find(listed.begin(), listed.end(), group.urls[i]) == listed.end();
-    if (gone == group.picker.is_gone(i)) continue;
-    group.picker.set_gone(i, gone);
-    base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
+    KnownWorker& worker = group[i];
+    const bool gone = std::find(listed.begin(), listed.end(), worker.url) == listed.end();
+    if (gone == worker.gone) continue;
+    worker.gone = gone;
+    if (!gone) worker.up = false;  // until it answers
+    base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, worker.name(),
                     gone ? "gets nothing new" : "is back");
-    if (gone) {
-      caches.leave(group, i);
-    } else {
-      group.picker.set_up(i, false);  // until it answers
-      if (tokenizer.has_value()) caches.follow(group, i);
-    }
   }
   for (const http::HttpUrl& url : listed) {
-    if (std::find(group.urls.begin(), group.urls.end(), url) != group.urls.end()) continue;
-    const size_t worker = group.add(url);
-    base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
-                    group.name(worker));
-    if (tokenizer.has_value()) caches.follow(group, worker);
+    if (std::any_of(group.begin(), group.end(),
+                    [&](const KnownWorker& known) { return known.url == url; })) {
+      continue;
+    }
+    group.add(url);
+    base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role, url.text());
   }
 }
 
@@ -274,9 +219,8 @@ std::vector<std::shared_ptr<RelayedRequest>> Router::Impl::open_requests() const
 }
 
 void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
-  caches.restart(group, worker);
   const bool is_decode = &group == &workers.decode;
-  if (!is_decode) group.agents[worker] = {};  // it may come back with another one
+  if (!is_decode) group[worker].agent = {};  // it may come back with another one
   for (const auto& request : open_requests()) {
     is_decode ? request->leave_worker(worker) : request->leave_prefill(worker);
   }
@@ -285,10 +229,10 @@ void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
 // Sends a request that any worker can answer to one worker after the other: to the healthy ones, or
 // if there are none, to those that may have recovered.
 void Router::Impl::proxy(const Exchange& exchange) {
-  const WorkerPicker& picker = workers.decode.picker;
   std::vector<size_t> well, down;
   for (size_t i = 0; i < workers.decode.size(); ++i) {
-    if (!picker.is_gone(i)) (picker.is_up(i) ? well : down).push_back(i);
+    const KnownWorker& worker = workers.decode[i];
+    if (!worker.gone) (worker.up ? well : down).push_back(i);
   }
   ask_next(exchange, well.empty() ? std::move(down) : std::move(well));
 }
@@ -304,7 +248,7 @@ void Router::Impl::ask_next(const Exchange& exchange, std::vector<size_t> left) 
     std::unique_ptr<http::HttpFetch> fetch;
   };
   const auto answer = std::make_shared<Answer>();
-  http::HttpFetchRequest ask{.url = workers.decode.urls[left.front()],
+  http::HttpFetchRequest ask{.url = workers.decode[left.front()].url,
                              .method = exchange->request().method,
                              .path = exchange->request().path,
                              .body = {http::SharedBytes(exchange, &exchange->request().body)},
@@ -331,15 +275,15 @@ json Router::Impl::health_page(bool* usable) {
   json list = json::array();
   *usable = false;
   for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
-    for (size_t i = 0; i < group->size(); ++i) {
-      if (!group->is_listed(i)) continue;
-      const bool up = group->picker.is_up(i);
-      const bool draining = group->is_draining(i);
-      *usable |= up && !draining && group == &workers.decode;
-      list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
-      if (!group->models[i].empty()) list.back()["model"] = group->models[i];
-      if (!up) list.back()["why"] = group->why_down[i];
-      if (!up && !group->standings[i].answered) list.back()["looks"] = group->standings[i].looks;
+    for (const KnownWorker& worker : *group) {
+      if (!worker.is_listed()) continue;
+      const bool draining = worker.is_draining();
+      *usable |= worker.up && !draining && group == &workers.decode;
+      list.push_back({{"url", worker.name()}, {"role", group->role}, {"up", worker.up}});
+      const std::string& model = worker.model.empty() ? worker.serves : worker.model;
+      if (!model.empty()) list.back()["model"] = model;
+      if (!worker.up) list.back()["why"] = worker.why_down;
+      if (!worker.up && !worker.answered) list.back()["looks"] = worker.looks;
       if (draining) list.back()["draining"] = true;
     }
   }
@@ -363,7 +307,6 @@ std::string Router::Impl::metrics_page() {
         workers.handed_over);
   count("not_handed_over_total", "Prompts that prefill was asked for and decode computed.",
         workers.not_handed_over);
-  count("cache_streams_lost_total", "Streams of cache events that broke off.", caches.lost());
   http::print_connections(listener.stats(), &page);
   return page;
 }
@@ -378,8 +321,7 @@ void Router::Impl::register_routes() {
                    [this, chat](const Exchange& asked) {
                      const Exchange exchange = admit(asked);
                      if (exchange == nullptr) return;
-                     http::TaskThread& thread = chat ? chats : parser;
-                     if (thread.post([this, exchange, chat] { complete(exchange, chat); })) return;
+                     if (parser.post([this, exchange, chat] { complete(exchange, chat); })) return;
                      http::reply_error(
                          absl::ResourceExhaustedError("too many requests wait to be read"),
                          exchange.get());
@@ -457,22 +399,12 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
                                      std::move(listed.decode));
   impl->workers.trust = std::move(trust);
   impl->last_list = std::move(list);
-  if (!impl->options.tokenizer.empty()) {
-    const std::string& directory = impl->options.tokenizer;
-    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
-    if (!tokenizer.ok()) return tokenizer.status();
-    absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
-    if (!chat_template.ok()) return chat_template.status();
-    impl->tokenizer = *std::move(tokenizer);
-    impl->chat_template = *std::move(chat_template);
-  }
   impl->register_routes();
   absl::Status status = impl->listener.listen(impl->options.host, impl->options.port);
   if (!status.ok()) return status;
   // The first requests should find the workers known.
   std::promise<void> known;
   impl->listener.loop()->post([router = impl.get(), &known] {
-    router->follow_caches();
     router->watch_list();
     router->health.probe_all([router, &known] {
       known.set_value();

@@ -1,7 +1,7 @@
 // The router: one address for a set of prefill and decode workers.
 //
-// For each request it picks a prefill and a decode worker by what they have cached and what they
-// have to do (engine/router/worker_picker.h), tells decode where the prompt's KV can be had, and
+// For each request it picks a prefill and a decode worker by what they were given before and how
+// busy they are (engine/router/workers.h), tells decode where the prompt's KV can be had, and
 // streams the tokens back. When a worker dies, before or during a stream, another goes on: no token
 // is repeated and none is lost. A worker that is only slow, or full, is not taken for dead: its
 // health is asked for by itself, and what it refuses (429) is offered to the others once and then
@@ -38,11 +38,6 @@ struct RouterOptions {
   // nothing new and end what they have. A file that is wrong changes nothing, and is described in
   // the log.
   std::string workers_file;
-  // The model's directory, of which tokenizer.json and the chat template are read. With it the
-  // router makes the same tokens of a prompt as its workers, and knows what each of them has
-  // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent
-  // where.
-  std::string tokenizer;
   int max_retries = 3;  // in a row without a new token
   // A request whose decode worker died waits this long for one to come back if no other is up.
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
@@ -64,8 +59,8 @@ struct RouterOptions {
 // Keeps no state that matters: a request that a dead router had in flight is simply sent again.
 class Router {
  public:
-  // InvalidArgument without decode workers, with a malformed URL or list, or with a tokenizer that
-  // cannot be read; AlreadyExists if the port is taken. Workers need not be up yet.
+  // InvalidArgument without decode workers, or with a malformed URL or list; AlreadyExists if the
+  // port is taken. Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 

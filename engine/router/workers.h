@@ -9,13 +9,15 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
-#include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
 
@@ -41,37 +43,6 @@ class RetryBudget {
   double left_ = kMost;
 };
 
-// Holds a place with a worker for as long as it lives.
-class Place {
- public:
-  Place() = default;
-  Place(WorkerPicker& picker, std::optional<WorkerPicker::Pick> pick)
-      : picker_(&picker), pick_(pick) {}
-  ~Place() { release(); }
-  Place(Place&& other) noexcept { *this = std::move(other); }
-  Place& operator=(Place&& other) noexcept {
-    release();
-    picker_ = other.picker_;
-    pick_ = std::exchange(other.pick_, std::nullopt);
-    return *this;
-  }
-  bool has_value() const { return pick_.has_value(); }
-  size_t operator*() const { return pick_->worker; }
-  size_t missing() const { return pick_->missing; }
-  // The prompt needs no computing any more.
-  void computed() {
-    if (pick_.has_value()) picker_->computed(pick_->id);
-  }
-  void release() {
-    if (pick_.has_value()) picker_->release(pick_->id);
-    pick_.reset();
-  }
-
- private:
-  WorkerPicker* picker_ = nullptr;
-  std::optional<WorkerPicker::Pick> pick_;
-};
-
 // How the KV of a prompt gets from a prefill worker to a decode worker, as far as the router has a
 // part in it.
 enum class Way : uint8_t {
@@ -95,59 +66,107 @@ struct KvAgent {
   bool known() const { return !name.empty() && !address.empty(); }
 };
 
-// Whether a worker was ever healthy, and since when it is not.
-struct Standing {
-  bool answered = false;
+// The beginnings that a prompt may share with others.
+struct PromptKey {
+  std::vector<size_t> chain;  // hashes of its first pieces, each with all before it
+  size_t tokens = 0;          // of a prompt that came as tokens; 0: it is a text
+};
+// Of the first 64 pieces of 256 bytes. From any thread.
+PromptKey prompt_key(std::string_view bytes, size_t tokens = 0);
+
+struct KnownWorker {
+  http::HttpUrl url;
+  bool up = true;
+  bool gone = false;    // it is taken no more, but may still be busy with what it was asked
+  bool resumes = true;  // it takes tokens that another one wrote; vLLM does not
+  std::string why_down;
+  std::string model;    // the fingerprint of its weights, as it says itself; "" while unknown
+  std::string serves;   // of another make: the name of its model, for people
+  std::string address;  // of a prefill worker's connector; "" while unknown
+  Ways ways;
+  KvAgent agent;      // of a prefill worker that has said or answered so
   bool told = false;  // the log has it that it is not used
-  int looks = 0;      // of one that has never answered: how often it was found down
-  Time down_at{};     // of one that has answered and is down
+  int looks = 0;      // until it has answered: how often it was found down
+  bool answered = false;
+  Time down_at{};  // of one that has answered and is down
+  size_t in_flight = 0;
+  size_t given = 0;  // pieces of prompts, ever
+
+  std::string name() const { return url.text(); }
+  bool is_draining() const { return gone && in_flight > 0; }
+  bool is_listed() const { return !gone || is_draining(); }
+  // Whether it may be asked what `model` has begun ("": any): it is not known to have another one.
+  bool fits(const std::string& wanted, bool resume) const {
+    return !gone && (wanted.empty() || model.empty() || model == wanted) && (resumes || !resume);
+  }
 };
 
 // Workers that can replace each other. An index always means the same worker.
-struct WorkerGroup {
-  WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given)
-      : role(role_name),
-        urls(std::move(given)),
-        addresses(urls.size()),
-        why_down(urls.size()),
-        models(urls.size()),
-        ways(urls.size()),
-        agents(urls.size()),
-        standings(urls.size()),
-        picker(urls.size()) {}
+class WorkerGroup {
+ public:
+  WorkerGroup(const char* role_name, std::vector<http::HttpUrl> urls) : role(role_name) {
+    for (http::HttpUrl& url : urls) workers_.emplace_back().url = std::move(url);
+  }
 
-  size_t size() const { return urls.size(); }
-  std::string name(size_t worker) const { return urls[worker].text(); }
-  // It is taken no more, but may still be busy with what it was asked.
-  bool is_draining(size_t worker) const {
-    return picker.is_gone(worker) && picker.stats(worker).in_flight > 0;
-  }
-  bool is_listed(size_t worker) const { return !picker.is_gone(worker) || is_draining(worker); }
-  // As it says itself.
-  void set_model(size_t worker, const serve::BlockHash& root, const std::string& fingerprint) {
-    picker.set_model(worker, root);
-    models[worker] = fingerprint;
-  }
-  size_t add(http::HttpUrl url) {
-    urls.push_back(std::move(url));
-    addresses.emplace_back();
-    models.emplace_back();
-    ways.emplace_back();
-    agents.emplace_back();
-    standings.emplace_back();
-    why_down.emplace_back("it has not been asked yet");
-    return picker.add();
-  }
+  size_t size() const { return workers_.size(); }
+  KnownWorker& operator[](size_t worker) { return workers_[worker]; }
+  const KnownWorker& operator[](size_t worker) const { return workers_[worker]; }
+  auto begin() const { return workers_.begin(); }
+  auto end() const { return workers_.end(); }
+  // Workers that are not gone.
+  size_t present() const;
+  // One that is down until it has answered.
+  size_t add(http::HttpUrl url);
+
+  // Picks one that was given the same beginning before, if it is not much busier than the others,
+  // else the least busy; counts one more request for it until release(). Workers in `avoid` and
+  // those that are down are taken only if there is no other; nothing if no worker fits.
+  std::optional<size_t> pick(const PromptKey& key, std::span<const size_t> avoid = {},
+                             const std::string& model = "", bool resume = false);
+  void release(size_t worker) { --workers_[worker].in_flight; }
+  // True if pick() would find a healthy worker that is not in `avoid`.
+  bool has_other(std::span<const size_t> avoid, const std::string& model = "") const;
+  // It has missed what the others were given while it was down, and need not make up for it.
+  void catch_up(size_t worker);
 
   const char* const role;
-  std::vector<http::HttpUrl> urls;
-  std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
-  std::vector<std::string> why_down;   // of those that are
-  std::vector<std::string> models;     // fingerprints; "" while unknown
-  std::vector<Ways> ways;
-  std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
-  std::vector<Standing> standings;
-  WorkerPicker picker;
+
+ private:
+  static constexpr size_t kSlack = 2;  // requests that a guessed hit is worth
+  static constexpr size_t kMaxPrefixes = 1 << 16;
+
+  // Those whose health is as good as the best one's.
+  std::vector<size_t> usable(std::span<const size_t> avoid, const std::string& model,
+                             bool resume) const;
+
+  std::vector<KnownWorker> workers_;
+  absl::flat_hash_map<size_t, size_t> prefixes_;  // which worker was given it last
+};
+
+// Holds a place with a worker for as long as it lives.
+class Place {
+ public:
+  Place() = default;
+  Place(WorkerGroup& group, std::optional<size_t> worker) : group_(&group), worker_(worker) {}
+  ~Place() { release(); }
+  Place(Place&& other) noexcept { *this = std::move(other); }
+  Place& operator=(Place&& other) noexcept {
+    release();
+    group_ = other.group_;
+    worker_ = std::exchange(other.worker_, std::nullopt);
+    return *this;
+  }
+  bool has_value() const { return worker_.has_value(); }
+  size_t operator*() const { return *worker_; }
+  KnownWorker* operator->() const { return &(*group_)[*worker_]; }
+  void release() {
+    if (worker_.has_value()) group_->release(*worker_);
+    worker_.reset();
+  }
+
+ private:
+  WorkerGroup* group_ = nullptr;
+  std::optional<size_t> worker_;
 };
 
 class RelayedRequest;
@@ -187,31 +206,29 @@ struct Workers {
   // The chances of a request that lost its decode worker. Among the workers that have its model and
   // can continue it: kNow, one is up; kSoon, one was up until a moment ago.
   enum class Hope : uint8_t { kNone, kSoon, kNow };
-  Hope hope(const WorkerPicker::Model& model, bool resume, Time now) const;
+  Hope hope(const std::string& model, bool resume, Time now) const;
 
-  bool list_prefill() const { return prefill.picker.present() > 0; }
+  bool list_prefill() const { return prefill.present() > 0; }
   Way way(size_t from, size_t to) const {
-    const Ways& at_prefill = prefill.ways[from];
-    const Ways& at_decode = decode.ways[to];
+    const Ways& at_prefill = prefill[from].ways;
+    const Ways& at_decode = decode[to].ways;
     if (at_prefill.own && at_decode.own) return Way::kOwn;
     return at_prefill.params && at_decode.params ? Way::kParams : Way::kNone;
   }
   // Whether a worker of the other group takes part in that way, or may: it has not answered yet.
   static bool any(const WorkerGroup& others, bool Ways::*way) {
-    for (size_t i = 0; i < others.size(); ++i) {
-      if (others.picker.is_gone(i)) continue;
-      if (!others.ways[i].known || others.ways[i].*way) return true;
-    }
-    return false;
+    return std::any_of(others.begin(), others.end(), [way](const KnownWorker& other) {
+      return !other.gone && (!other.ways.known || other.ways.*way);
+    });
   }
   // A decode worker that no listed prefill worker can hand anything over to, and that would pass
   // over what it is told: no caller may take for prefilled what is not.
   bool lacks_prefill(size_t worker) const {
-    const Ways& its = decode.ways[worker];
+    const Ways& its = decode[worker].ways;
     return its.known && !its.own && list_prefill() && !any(prefill, &Ways::params);
   }
   bool lacks_decode(size_t worker) const {
-    const Ways& its = prefill.ways[worker];
+    const Ways& its = prefill[worker].ways;
     return its.known && !its.own && !any(decode, &Ways::params);
   }
   // The HTTP headers for requests to workers.

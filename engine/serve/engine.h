@@ -96,7 +96,6 @@ struct EngineStats {
   uint32_t free_blocks = 0;
   uint32_t quarantined_blocks = 0;
   uint32_t cached_blocks = 0;          // that can be found by their prefix
-  uint64_t cache_changes = 0;          // blocks that became so or ceased to be, ever
   kvtransfer::tiers::TierStats tiers;  // zeros without any
 };
 
@@ -140,9 +139,6 @@ class Engine {
   Backlog backlog() const;
   // Where other engines ask for KV (engine/shard/kv_address.h); "" without a session.
   const std::string& kv_address() const { return kv_address_; }
-  // What others may know of the prefix cache: BlockManager::watch() and news().
-  void watch_cache(bool on) { blocks_.watch(on); }
-  CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }
   // The weights' (Model::fingerprint()).
   const std::string& fingerprint() const { return model_.fingerprint(); }
   // Counts all blocks again; for tests.

@@ -119,7 +119,6 @@ EngineStats Engine::stats() const {
   stats.free_blocks = blocks_.free_blocks();
   stats.quarantined_blocks = blocks_.quarantined_blocks();
   stats.cached_blocks = blocks_.cached_blocks();
-  stats.cache_changes = blocks_.changes();
   if (tiers_ != nullptr) {
     stats.tiers = tiers_->stats();
     stats.tiers.dropped += tiers_->dropped();

@@ -96,57 +96,6 @@ uint64_t EngineThread::refused() const {
   return admission_.refused();
 }
 
-uint64_t EngineThread::watch_cache(CacheListener listener) {
-  const uint64_t id = next_id_++;
-  {
-    std::unique_lock lock(mutex_);
-    if (ended_) {
-      lock.unlock();
-      listener(nullptr);
-      return id;
-    }
-    watchers_[id] = std::make_shared<Watcher>(Watcher{std::move(listener)});
-  }
-  wake_.ring();
-  return id;
-}
-
-void EngineThread::unwatch_cache(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  watchers_.erase(id);
-}
-
-void EngineThread::tell_watchers() {
-  std::vector<std::shared_ptr<Watcher>> watchers;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, watcher] : watchers_) watchers.push_back(watcher);
-  }
-  if (watching_ != !watchers.empty()) {
-    watching_ = !watching_;
-    engine_.watch_cache(watching_);
-  }
-  if (!watching_) return;
-  const CacheNews news = engine_.cache_news(false);
-  for (const auto& watcher : watchers) {
-    if (!std::exchange(watcher->begun, true)) {
-      const CacheNews all = engine_.cache_news(true);
-      watcher->listener(&all);
-    } else if (!news.stored.empty() || !news.removed.empty()) {
-      watcher->listener(&news);
-    }
-  }
-}
-
-void EngineThread::end_watchers() {
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Watcher>> watchers;
-  {
-    const std::lock_guard lock(mutex_);
-    watchers.swap(watchers_);
-  }
-  for (const auto& [id, watcher] : watchers) watcher->listener(nullptr);
-}
-
 EngineStats EngineThread::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
@@ -209,7 +158,6 @@ void EngineThread::loop() {
     const bool stepped = engine_.step(wake_.fd());
     engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
-    tell_watchers();
     if (commanded || stepped) continue;
     engine_.wait(engine_.has_work() ? 10ms : 1s, wake_.fd());
     wake_.silence();
@@ -218,7 +166,6 @@ void EngineThread::loop() {
   take_commands();
   engine_.abort_all(stopped());
   refuse_commands();
-  end_watchers();
 }
 
 // What came since the last look; from here on submit() refuses by itself.

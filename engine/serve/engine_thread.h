@@ -4,13 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/requests/request.h"
 #include "transport/base/limits/event_fd.h"
@@ -49,12 +47,6 @@ class EngineThread {
   // its only event has FinishReason::kError. May be called again; from one thread at a time.
   void stop();
 
-  // Follows the prefix cache: `listener` hears a snapshot and then what changes, in order, on the
-  // engine's thread; null when the engine has stopped. Returns an id for unwatch_cache(), behind
-  // which the listener may be running one last time. Without listeners nothing is noted.
-  using CacheListener = std::function<void(const CacheNews*)>;
-  uint64_t watch_cache(CacheListener listener);
-  void unwatch_cache(uint64_t id);
   const std::string& fingerprint() const { return engine_.fingerprint(); }
 
   // Waits for no lock: the engine may be stuck with one.
@@ -72,8 +64,6 @@ class EngineThread {
   void loop();
   bool take_commands();
   void refuse_commands();
-  void tell_watchers();
-  void end_watchers();
   void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
 
@@ -89,12 +79,6 @@ class EngineThread {
   bool busy_ = false;      // see idle()
   bool stepping_ = false;  // no command waits; for the engine's thread
   uint64_t begun_ = 0;     // EngineStats::requests_begun, as admission_ has been told
-  struct Watcher {
-    CacheListener listener;
-    bool begun = false;  // it has its snapshot; for the engine's thread
-  };
-  absl::flat_hash_map<uint64_t, std::shared_ptr<Watcher>> watchers_;
-  bool watching_ = false;  // the engine notes changes; for the engine's thread
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
   bool ended_ = false;  // no thread takes commands any more

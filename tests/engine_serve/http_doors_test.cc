@@ -18,21 +18,10 @@ std::string post_of(const json& body) {
 
 // Sends everything, then nothing more, and reads to the end.
 std::string half_closed(int port, const std::string& bytes) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-  EXPECT_EQ(shutdown(fd, SHUT_WR), 0);
-  std::string all;
-  char piece[4096];
-  for (ssize_t count; (count = recv(fd, piece, sizeof(piece), 0)) > 0;) {
-    all.append(piece, static_cast<size_t>(count));
-  }
-  close(fd);
-  return all;
+  RawClient client(port);
+  client.send(bytes);
+  EXPECT_EQ(shutdown(client.fd(), SHUT_WR), 0);
+  return client.read_to_end();
 }
 
 TEST(HalfClosed, AClientThatSendsNoMoreGetsItsAnswer) {
@@ -90,6 +79,7 @@ TEST(Engine, WhatComesAfterItsEndIsToldSo) {
     const httplib::Result late = post(worker.port(), body);
     ASSERT_TRUE(late);
     EXPECT_EQ(late->status, 503) << late->body;
+    EXPECT_TRUE(absl::StrContains(late->body, "engine_stopped")) << late->body;
   }
   worker.thread().stop();
 }
@@ -364,7 +354,7 @@ TEST(Keys, AreAskedForBeforeTheBodyIsRead) {
 
 TEST(Heads, AreAllThatHeadIsAnsweredWith) {
   Worker worker;
-  for (const char* path : {"/v1/baton/kv_events", "/health", "/nowhere"}) {
+  for (const char* path : {"/metrics", "/health", "/nowhere"}) {
     RawClient client(worker.port());
     client.send(absl::StrCat("HEAD ", path, " HTTP/1.1\r\nHost: x\r\n\r\n", kHealth));
     const std::string answers = client.read_to_end();

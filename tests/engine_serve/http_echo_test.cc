@@ -20,11 +20,7 @@ json choice_of(int port, const json& body) { return post_json(port, body)["choic
 // All pieces of a streamed completion, as one choice that was not streamed has them.
 json gathered(const std::string& bytes) {
   json all = {{"text", ""}};
-  size_t begin = 0;
-  for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
-    const std::string line = bytes.substr(begin, end - begin);
-    if (line == "data: [DONE]") break;
-    const json event = json::parse(line.substr(6));
+  for (const json& event : events_in(bytes)) {
     for (const json& choice : event["choices"]) {
       all["text"] = all["text"].get<std::string>() + choice["text"].get<std::string>();
       for (const auto& [key, values] : choice["logprobs"].items()) {

@@ -74,6 +74,16 @@ inline json post_json(int port, const json& body, const char* path = "/v1/comple
   return json::parse(result->body);
 }
 
+// What the events of a stream say.
+inline std::vector<json> events_in(const std::string& bytes) {
+  std::vector<json> events;
+  for (size_t at = 0, end; (end = bytes.find("\n\n", at)) != std::string::npos; at = end + 2) {
+    const std::string line = bytes.substr(at, end - at);
+    if (line != "data: [DONE]") events.push_back(json::parse(line.substr(6)));
+  }
+  return events;
+}
+
 struct Streamed {
   std::string text;
   std::vector<int32_t> tokens;
@@ -164,6 +174,7 @@ class RawClient {
     return all;
   }
   std::string read_to_end() { return read_until("\1 never \1"); }
+  int fd() const { return fd_; }
   void leave() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }

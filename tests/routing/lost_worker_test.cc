@@ -1,8 +1,8 @@
 // A decode worker dies: what it was asked goes on elsewhere, however much that is, or waits for it
 // to come back; and what the log says of it.
 #include "tests/captured_log.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -20,11 +20,11 @@ TEST(LostWorker, AllThatItWasAskedGoesOnElsewhere) {
   json body = request_body();
   body["n"] = kChoices;
   const json want = post_json(well.port(), body)["choices"];
-  auto dies = std::make_unique<StuckWorker>();
+  auto dies = std::make_unique<FakeWorker>();
   const auto router = *router::Router::start(options_for({dies->url(), well.url()}));
   json got;
   std::thread client([&] { got = post_json(router->port(), body)["choices"]; });
-  until([&] { return dies->asked == kChoices / 2; });
+  until([&] { return dies->asked() == kChoices / 2; });
   dies = nullptr;
   client.join();
   EXPECT_EQ(got, want);
@@ -39,7 +39,7 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   const std::vector<std::string> events = events_of(port);
   const Streamed want = parse_stream(first(events, events.size()));
   well = nullptr;
-  auto dies = std::make_unique<StuckWorker>(first(events, 9));
+  auto dies = std::make_unique<FakeWorker>(first(events, 9));
   router::RouterOptions options = options_for({dies->url(), url});
   options.health_interval = milliseconds(20);
   const auto router = *router::Router::start(options);
@@ -49,7 +49,7 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   for (Streamed& one : got) {
     clients.emplace_back([&] { one = parse_stream(post(router->port(), stream_request())->body); });
   }
-  until([&] { return dies->asked == kChoices; });
+  until([&] { return dies->asked() == kChoices; });
   well = std::make_unique<Worker>(test_model(), EngineOptions{.blocks = 256},
                                   http::HttpServerOptions{.port = port});
   until([&] { return of_worker(router->port(), "worker_up", url) == 1; });
@@ -71,7 +71,7 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
   const json whole = post_json(well.port(), request_body())["choices"];
   for (const bool stream : {true, false}) {
     // It stops in the middle of an event.
-    StuckWorker stuck(first(events, 9) + events[9].substr(0, events[9].size() / 2));
+    FakeWorker stuck(first(events, 9) + events[9].substr(0, events[9].size() / 2));
     router::RouterOptions options = options_for({stuck.url(), well.url()});
     options.health_interval = milliseconds(20);
     options.health_timeout = patient(milliseconds(500));
@@ -80,7 +80,7 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
     std::string body;
     std::thread client(
         [&] { body = post(router->port(), stream ? stream_request() : request_body())->body; });
-    until([&] { return stuck.asked == 1; });
+    until([&] { return stuck.asked() == 1; });
     stuck.set_deaf(true);
     client.join();
     if (stream) {
@@ -91,14 +91,15 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
       EXPECT_EQ(got.finish_reason, want.finish_reason);
     } else {
       EXPECT_EQ(json::parse(body)["choices"], whole);
+      EXPECT_EQ(json::parse(body)["usage"]["completion_tokens"], 24);
     }
-    EXPECT_EQ(stuck.asked, 1);
+    EXPECT_EQ(stuck.asked(), 1);
     // Workers write streams for the router, whatever its client waits for.
     EXPECT_EQ(stuck.waits_for(), stream ? "" : "answer");
     until([&] { return stuck.was_left(); });
     // It gets nothing new, until it answers.
     for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
-    EXPECT_EQ(stuck.asked, 1);
+    EXPECT_EQ(stuck.asked(), 1);
     stuck.set_deaf(false);
     until([&] { return of_worker(router->port(), "worker_up", stuck.url()) == 1; });
   }
@@ -106,7 +107,7 @@ TEST(LostWorker, WhatOneThatStandsStillWasAskedGoesOnElsewhere) {
 
 // Where none is up, one that is down is asked; but not waited for if it still shows nothing.
 TEST(LostWorker, WhatOneThatIsDownWasAskedIsNotLeftThere) {
-  StuckWorker stuck;
+  FakeWorker stuck;
   router::RouterOptions options = options_for({stuck.url()});
   options.health_interval = milliseconds(20);
   options.health_timeout = patient(milliseconds(100));
@@ -115,16 +116,31 @@ TEST(LostWorker, WhatOneThatIsDownWasAskedIsNotLeftThere) {
   until([&] { return of_worker(router->port(), "worker_up", stuck.url()) == 0; });
   const httplib::Result result = post(router->port(), request_body());
   ASSERT_TRUE(result);
-  EXPECT_EQ(stuck.asked, 1);
+  EXPECT_EQ(stuck.asked(), 1);
   EXPECT_EQ(result->status, 503);
   EXPECT_THAT(result->body, HasSubstr("no decode worker is left that can continue"));
   stuck.set_deaf(false);
 }
 
+TEST(LostWorker, ARequestWithoutASeedGoesOnWithTheSameOne) {
+  auto dies = std::make_unique<FakeWorker>();
+  FakeWorker other(whole_answer());
+  const auto router = *router::Router::start(options_for({dies->url(), other.url()}));
+  json body = request_body();
+  body.erase("seed");
+  std::thread client([&] { post_json(router->port(), body); });
+  until([&] { return dies->asked() == 1; });
+  const json seed = dies->questions()[0]["seed"];
+  EXPECT_TRUE(seed.is_number());
+  dies = nullptr;
+  client.join();
+  EXPECT_EQ(other.questions()[0]["seed"], seed);
+}
+
 // What a worker answers with an error may be the request's fault: that has a budget.
 TEST(LostWorker, ErrorsThatAWorkerAnswersArePaidFor) {
   const std::string broken = "data: {\"error\":{\"message\":\"no\",\"type\":\"server_error\"}}\n\n";
-  StuckWorker one(broken), other(broken);
+  FakeWorker one(broken), other(broken);
   router::RouterOptions options = options_for({one.url(), other.url()});
   options.max_retries = 1000;
   const auto router = *router::Router::start(options);
@@ -140,14 +156,14 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
   const Streamed want = parse_stream(first(events, events.size()));
   for (const std::string& begun : {std::string(), first(events, 9)}) {
     CapturedLog log(base::LogLevel::kWarning);
-    auto dies = std::make_unique<StuckWorker>(begun);
+    auto dies = std::make_unique<FakeWorker>(begun);
     router::RouterOptions options = options_for({dies->url()});
     options.health_interval = milliseconds(20);
     options.comeback = std::chrono::hours(1);
     auto router = *router::Router::start(options);
     Streamed got;
     std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-    until([&] { return dies->asked == 1; });
+    until([&] { return dies->asked() == 1; });
     const int port = dies->port();
     dies = nullptr;
     until([&] { return of_worker(router->port(), "worker_up", options.decode[0]) == 0; });
@@ -163,23 +179,6 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
             HasSubstr("warning: router: decode worker " + options.decode[0] + " is not used: "),
             HasSubstr("warning: router: decode worker " + options.decode[0] + " is used again")));
   }
-}
-
-TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
-  auto dies = std::make_unique<StuckWorker>();
-  const auto router = *router::Router::start(options_for({dies->url()}));  // comeback: 0
-  int status = 0;
-  std::string body;
-  std::thread client([&] {
-    const httplib::Result result = post(router->port(), request_body());
-    status = result->status;
-    body = result->body;
-  });
-  until([&] { return dies->asked == 1; });
-  dies = nullptr;
-  client.join();
-  EXPECT_EQ(status, 503);
-  EXPECT_THAT(body, HasSubstr("no decode worker is left that can continue"));
 }
 
 TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {
@@ -204,17 +203,17 @@ TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
   const Streamed want = parse_stream(first(events, events.size()));
-  StuckWorker leaves(first(events, 9));
+  FakeWorker leaves(first(events, 9));
   router::RouterOptions options = options_for({leaves.url(), well.url()});
   options.health_interval = milliseconds(5);
   const auto router = *router::Router::start(options);
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-  until([&] { return leaves.asked == 1; });
+  until([&] { return leaves.asked() == 1; });
   leaves.draining = true;
   until([&] { return of_worker(router->port(), "worker_up", leaves.url()) == 0; });
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
-  EXPECT_EQ(leaves.asked, 1);
+  EXPECT_EQ(leaves.asked(), 1);
   leaves.say(behind(events, 9));
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);

@@ -1,64 +1,16 @@
 // What a request may cost others: the time of a worker that is down, and many times the memory of a
 // long prompt.
 #include "absl/strings/match.h"
-#include "engine/http/openai/openai_reply.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {
 
-using HeldExchange = std::shared_ptr<http::HttpExchange>;
-
-// Is as well as it is told to be, and answers completions when it is told to.
-class PatientWorker {
- public:
-  explicit PatientWorker(int health = 200) {
-    listener_.route("GET", "/health", [health](const HeldExchange& exchange) {
-      exchange->reply(health, "application/json", "{}");
-    });
-    const auto hold = [this](const HeldExchange& exchange) {
-      const std::lock_guard lock(mutex_);
-      bodies_.push_back(exchange->request().body);
-      waiting_.push_back(exchange);
-    };
-    for (const char* path : {"/v1/models", "/version"}) listener_.route("GET", path, hold);
-    for (const char* path : {"/v1/completions", "/tokenize"}) listener_.route("POST", path, hold);
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~PatientWorker() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-  size_t waiting() {
-    const std::lock_guard lock(mutex_);
-    return waiting_.size();
-  }
-  std::vector<std::string> bodies() {
-    const std::lock_guard lock(mutex_);
-    return bodies_;
-  }
-  void answer_one() {
-    const std::lock_guard lock(mutex_);
-    const json choice = {
-        {"index", 0}, {"text", "a"}, {"finish_reason", "length"}, {"token_ids", {1}}};
-    waiting_.back()->begin(200, "text/event-stream");
-    waiting_.back()->write(http::sse({{"id", "i"}, {"choices", {choice}}}));
-    waiting_.back()->write(std::string(http::kSseDone));
-    waiting_.back()->end();
-    waiting_.pop_back();
-  }
-
- private:
-  http::HttpListener listener_;
-  std::mutex mutex_;
-  std::vector<HeldExchange> waiting_;
-  std::vector<std::string> bodies_;
-};
-
-router::RouterOptions options_over(std::vector<std::string> decode) {
-  router::RouterOptions options{.port = 0, .decode = std::move(decode)};
-  options.health_interval = std::chrono::hours(1);
-  return options;
-}
+constexpr char kAnswer[] =
+    "data: {\"id\":\"i\",\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"length\","
+    "\"token_ids\":[1]}]}\n\ndata: [DONE]\n\n";
 
 // Posts by a thread of its own.
 class Asker {
@@ -80,20 +32,21 @@ json long_request(size_t bytes, int n) {
 }
 
 TEST(AnyWorker, OneThatIsDownIsNotAskedWhatAnyCanAnswer) {
-  PatientWorker down(503);
+  FakeWorker down;
+  down.draining = true;  // it says 503
   Worker well;
-  const auto router = *router::Router::start(options_over({down.url(), well.url()}));
+  const auto router = *router::Router::start(options_for({down.url(), well.url()}));
   httplib::Client client = client_of(router->port());
   EXPECT_EQ(client.Get("/v1/models")->status, 200);
   EXPECT_EQ(client.Get("/version")->status, 200);
   EXPECT_EQ(client.Post("/tokenize", R"({"prompt": "a"})", "application/json")->status, 200);
-  EXPECT_TRUE(down.bodies().empty());
+  EXPECT_EQ(down.asked(), 0);
 }
 
 TEST(AnyWorker, WhereAllAreDownTheyAreAskedAllTheSame) {
   Worker sick;
   sick.stop_engine();
-  const auto router = *router::Router::start(options_over({"http://127.0.0.1:1", sick.url()}));
+  const auto router = *router::Router::start(options_for({"http://127.0.0.1:1", sick.url()}));
   httplib::Client client = client_of(router->port());
   EXPECT_EQ(client.Get("/health")->status, 503);
   EXPECT_EQ(client.Get("/v1/models")->status, 200);
@@ -101,8 +54,8 @@ TEST(AnyWorker, WhereAllAreDownTheyAreAskedAllTheSame) {
 
 TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
   constexpr int kChoices = 4;
-  PatientWorker worker;
-  const auto router = *router::Router::start(options_over({worker.url()}));
+  FakeWorker worker;
+  const auto router = *router::Router::start(options_for({worker.url()}));
   Asker asker(router->port(), long_request(size_t{5} << 20, kChoices));
   for (int i = 0; i < kChoices; ++i) {
     until([&] { return worker.waiting() == 1; });
@@ -111,12 +64,11 @@ TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
       EXPECT_EQ(client_of(router->port()).Get("/health")->status, 200);
     }
     ASSERT_EQ(worker.waiting(), 1u);
-    worker.answer_one();
+    worker.say(kAnswer);
   }
   EXPECT_EQ(asker.answer()["choices"].size(), size_t{kChoices});
   std::set<json> seeds;
-  for (const std::string& text : worker.bodies()) {
-    const json body = json::parse(text);
+  for (const json& body : worker.questions()) {
     EXPECT_EQ(body["prompt"].get_ref<const std::string&>().size(), size_t{5} << 20);
     seeds.insert(body["seed"]);
   }
@@ -125,17 +77,17 @@ TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
 
 TEST(LongPrompts, ChoicesOfShortOnesAreAskedAtOnce) {
   constexpr size_t kChoices = 128;
-  PatientWorker worker;
-  const auto router = *router::Router::start(options_over({worker.url()}));
+  FakeWorker worker;
+  const auto router = *router::Router::start(options_for({worker.url()}));
   Asker asker(router->port(), long_request(1000, kChoices));
   until([&] { return worker.waiting() == kChoices; });
-  for (size_t i = 0; i < kChoices; ++i) worker.answer_one();
+  for (size_t i = 0; i < kChoices; ++i) worker.say(kAnswer);
   EXPECT_EQ(asker.answer()["choices"].size(), kChoices);
 }
 
 TEST(LongPrompts, TogetherTheyHaveALimit) {
-  PatientWorker worker;
-  router::RouterOptions options = options_over({worker.url()});
+  FakeWorker worker;
+  router::RouterOptions options = options_for({worker.url()});
   options.max_bodies = size_t{1} << 20;
   const auto router = *router::Router::start(options);
   const json body = long_request(size_t{700} << 10, 1);
@@ -149,8 +101,8 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
   EXPECT_EQ(post(router->port(), body, "/tokenize")->status, 429);
   Asker small(router->port(), long_request(1000, 1));
   until([&] { return worker.waiting() == 2; });
-  worker.answer_one();
-  worker.answer_one();
+  worker.say(kAnswer);
+  worker.say(kAnswer);
   first.answer();
   small.answer();
   // They are forgotten with their answers, of which a client may have the last byte before. One
@@ -161,7 +113,7 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
       until([&] { return (status = post(router->port(), long_request(bytes, 1))->status) != 429; });
     });
     until([&] { return worker.waiting() == 1; });
-    worker.answer_one();
+    worker.say(kAnswer);
     alone.join();
     EXPECT_EQ(status, 200) << bytes;
   }

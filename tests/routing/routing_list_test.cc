@@ -1,8 +1,9 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
 #include "engine/router/worker_list.h"
 #include "tests/captured_log.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -72,13 +73,10 @@ TEST(RoutingList, RefusesToStartWithABadOne) {
 //   the list is read whole and compared
 TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   TemporaryFolder folder;
-  TokenizerFolder tokenizer;
   Worker first, second;
   CapturedLog log(base::LogLevel::kWarning);
   write_list(folder, absl::StrCat("decode ", first.url(), "\n"));
-  router::RouterOptions options = by_list(folder);
-  options.tokenizer = tokenizer.path();
-  const auto router = *router::Router::start(options);
+  const auto router = *router::Router::start(by_list(folder));
   const auto of = [&](const char* name, const Worker& worker) {
     return of_worker(router->port(), name, worker.url());
   };
@@ -86,7 +84,7 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   EXPECT_EQ(first.thread().stats().requests_finished, 1u);
   EXPECT_EQ(of("worker_up", second), -1);
   write_list(folder, absl::StrCat("decode ", first.url(), "\ndecode ", second.url(), "\n"));
-  until([&] { return of("worker_up", second) == 1 && of("cache_known", second) == 1; });
+  until([&] { return of("worker_up", second) == 1; });
   write_list(folder, absl::StrCat("decode ", second.url(), "\n"));
   until([&] { return of("worker_up", first) == -1; });
   post_json(router->port(), request_body());
@@ -110,7 +108,7 @@ TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
   Worker staying;
   const std::vector<std::string> events = events_of(staying.port());
-  StuckWorker leaving(first(events, 9));
+  FakeWorker leaving(first(events, 9));
   write_list(folder, absl::StrCat("decode ", leaving.url(), "\n"));
   const auto router = *router::Router::start(by_list(folder));
   RawClient client(router->port());

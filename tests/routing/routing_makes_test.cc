@@ -2,8 +2,9 @@
 // not.
 #include "absl/strings/match.h"
 #include "engine/files/files.h"
-#include "tests/routing/half_of_pair.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -18,8 +19,8 @@ router::RouterOptions pair_of(const std::string& prefill, std::vector<std::strin
 }
 
 TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
-  Half prefill(Half::kOursAndPrefill);
-  Half other(Half::kVllm);
+  FakeWorker prefill(kOursAndPrefill);
+  FakeWorker other(kVllm);
   other.answer(200, whole_answer());
   const auto router = *router::Router::start(pair_of(prefill.url(), {other.url()}));
   const json page = health(router->port());
@@ -33,45 +34,45 @@ TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
   EXPECT_EQ(refused->status, 503);
   EXPECT_TRUE(absl::StrContains(refused->body, "docs/vllm.md")) << refused->body;
   EXPECT_EQ(other.asked(), 0u);
-  EXPECT_EQ(of_worker(router->port(), "prompt_tokens_total", prefill.url()), 0);
+  EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
 }
 
 TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {
-  Half prefill(Half::kOursAndPrefill);
-  Half other(Half::kVllm);
+  FakeWorker prefill(kOursAndPrefill);
+  FakeWorker other(kVllm);
   other.answer(200, whole_answer());
-  StuckWorker ours(whole_answer());
+  FakeWorker ours(whole_answer());
   const auto router = *router::Router::start(pair_of(prefill.url(), {other.url(), ours.url()}));
-  for (int i = 1; i <= 3; ++i) {
+  for (size_t i = 1; i <= 3; ++i) {
     EXPECT_EQ(post(router->port(), stream_request())->status, 200);
-    EXPECT_EQ(ours.asked, i);
+    EXPECT_EQ(ours.asked(), i);
     EXPECT_EQ(ours.prefill(), "P");
   }
   EXPECT_EQ(other.asked(), 0u);
 }
 
 TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
-  Half other(Half::kVllm);
+  FakeWorker other(kVllm);
   Worker no_prefill;  // --role all
-  StuckWorker ours;
+  FakeWorker ours;
   for (const auto& [url, words] : {std::pair(other.url(), "start Baton's with --kv-agent NAME"),
                                    std::pair(no_prefill.url(), "start it with --role prefill")}) {
     const auto router = *router::Router::start(pair_of(url, {ours.url()}));
     const std::string why = health(router->port())["workers"][1]["why"];
     EXPECT_TRUE(absl::StrContains(why, words)) << why;
-    StuckWorker waits;
+    FakeWorker waits;
     const auto busy = *router::Router::start(pair_of(url, {waits.url()}));
     RawClient client(busy->port());
     client.post("/v1/completions", stream_request().dump());
-    until([&] { return waits.asked == 1; });
+    until([&] { return waits.asked() == 1; });
     EXPECT_EQ(waits.prefill(), "");
     EXPECT_EQ(of_worker(busy->port(), "in_flight", url), 0);
   }
 }
 
 TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
-  Half prefill(Half::kOursAndPrefill);
-  Half other(Half::kVllm);
+  FakeWorker prefill(kOursAndPrefill);
+  FakeWorker other(kVllm);
   other.answer(200, whole_answer());
   TemporaryFolder folder;
   const std::string decode = absl::StrCat("decode ", other.url());

@@ -1,8 +1,7 @@
 // Workers with two checkpoints behind one router: what one has computed is nothing to the other.
 #include "engine/http/http_listener.h"
-#include "engine/serve/cache/cache_events.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -17,75 +16,6 @@ const Model& tuned_model() {
   return *model;
 }
 
-// The first lines of a worker's events, until it has told of all its changes.
-CacheNews told_by(Worker& worker) {
-  RawClient client(worker.port());
-  client.send("GET /v1/baton/kv_events HTTP/1.1\r\nHost: x\r\n\r\n");
-  const std::string bytes = client.read_until("]}\n");
-  const size_t begin = bytes.find("{\"block");
-  return *parse_cache_line(std::string_view(bytes).substr(begin, bytes.find('\n', begin) - begin));
-}
-
-json request() {
-  return {{"prompt", std::string(300, 'x')},
-          {"max_tokens", 2},
-          {"temperature", 0},
-          {"ignore_eos", true}};
-}
-
-// Promise(serving): A router and its workers never mix caches of two checkpoints | block names
-//   begin with the model's fingerprint
-TEST(RoutingModels, TheSameTokensHaveOtherNamesUnderAnotherModel) {
-  Worker one, tuned(tuned_model());
-  ASSERT_NE(one.thread().fingerprint(), tuned.thread().fingerprint());
-  std::set<std::string> names;
-  for (Worker* worker : {&one, &tuned}) {
-    post_json(worker->port(), request());
-    const CacheNews news = told_by(*worker);
-    EXPECT_EQ(news.model, worker->thread().fingerprint());
-    EXPECT_EQ(news.root, model_root(news.model));
-    ASSERT_GT(news.stored.size(), 5u);
-    for (const BlockHash& hash : news.stored) {
-      EXPECT_TRUE(names.insert(block_name(hash)).second);
-    }
-  }
-}
-
-TEST(RoutingModels, EachIsRoutedByTheNamesOfItsOwn) {
-  TokenizerFolder tokenizer;
-  Worker one, tuned(tuned_model());
-  const auto router = *router::Router::start({.port = 0,
-                                              .decode = {one.url(), tuned.url()},
-                                              .tokenizer = tokenizer.path(),
-                                              .health_interval = std::chrono::milliseconds(10)});
-  const auto settled = [&](Worker& worker) {
-    return of_worker(router->port(), "cache_known", worker.url()) == 1 &&
-           of_worker(router->port(), "cache_changes", worker.url()) ==
-               static_cast<int64_t>(worker.thread().stats().cache_changes);
-  };
-  const auto settle = [&] { until([&] { return settled(one) && settled(tuned); }); };
-  settle();
-  const json known = health(router->port())["workers"];
-  EXPECT_EQ(known[0]["model"], one.thread().fingerprint());
-  EXPECT_EQ(known[1]["model"], tuned.thread().fingerprint());
-  // Each has computed it; what is expected of both is what they have.
-  for (Worker* worker : {&one, &tuned}) post_json(worker->port(), request());
-  settle();
-  for (int i = 0; i < 3; ++i) {
-    const json answer = post_json(router->port(), request());
-    const std::string page = metrics_page(router->port());
-    EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>() * (i + 1),
-              of_worker(page, "expected_hit_tokens_total", one.url()) +
-                  of_worker(page, "expected_hit_tokens_total", tuned.url()));
-    EXPECT_GT(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 100);
-    until([&] {
-      return of_worker(router->port(), "in_flight", one.url()) +
-                 of_worker(router->port(), "in_flight", tuned.url()) ==
-             0;
-    });
-  }
-}
-
 std::vector<int32_t> tokens_in(const std::string& bytes) {
   std::vector<int32_t> tokens;
   for (size_t at = 0; (at = bytes.find("\"token_ids\":[", at)) != std::string::npos;) {
@@ -97,12 +27,14 @@ std::vector<int32_t> tokens_in(const std::string& bytes) {
   return tokens;
 }
 
+// Promise(serving): A router and its workers never mix caches of two checkpoints | block names
+//   begin with the model's fingerprint, and only workers of one fingerprint share a request
 TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   Worker one, tuned(tuned_model());
   const std::vector<std::string> events = events_of(one.port());
   const Streamed want = parse_stream(first(events, events.size()));
   for (const bool has_another : {true, false}) {
-    auto breaks = std::make_unique<StuckWorker>(first(events, 9));
+    auto breaks = std::make_unique<FakeWorker>(first(events, 9));
     breaks->set_model(one.thread().fingerprint());
     router::RouterOptions options = options_for({breaks->url(), tuned.url()});
     if (has_another) options.decode.push_back(one.url());
@@ -127,22 +59,21 @@ TEST(RoutingModels, APrefillWorkerOfAnotherModelIsNotNamed) {
   for (const char* model : {"another", "mine"}) {
     listeners.push_back(std::make_unique<http::HttpListener>());
     listeners.back()->route("GET", "/v1/baton/address", [model](const Exchange& exchange) {
-      const json page = {
-          {"address", model}, {"root", block_name(model_root(model))}, {"model", model}};
+      const json page = {{"address", model}, {"model", model}};
       exchange->reply(200, "application/json", page.dump());
     });
     ASSERT_TRUE(listeners.back()->listen("127.0.0.1", 0).ok());
     options.prefill.push_back(absl::StrCat("http://127.0.0.1:", listeners.back()->port()));
   }
-  StuckWorker decode;
+  FakeWorker decode;
   decode.set_model("mine");
   options.decode = {decode.url()};
   const auto router = *router::Router::start(options);
   std::vector<RawClient> clients;
-  for (int i = 1; i <= 4; ++i) {
+  for (size_t i = 1; i <= 4; ++i) {
     clients.emplace_back(router->port());
     clients.back().post("/v1/completions", stream_request().dump());
-    until([&] { return decode.asked == i; });
+    until([&] { return decode.asked() == i; });
     EXPECT_EQ(decode.prefill(), "mine");
   }
 }

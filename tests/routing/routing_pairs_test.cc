@@ -1,9 +1,9 @@
 // Pairs that the router drives by vLLM's kv_transfer_params: what either half is asked, and that
 // decode computes what prefill does not hand over. The workers here say what the test tells them.
 #include "absl/strings/match.h"
-#include "tests/routing/half_of_pair.h"
+#include "engine/http/openai/openai_reply.h"
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -57,7 +57,7 @@ void expect_alone(const json& question) {
 }
 
 TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -85,23 +85,11 @@ TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
   EXPECT_EQ(of_worker(router->port(), "in_flight", prefill.url()), 0);
 }
 
-TEST(RoutingPairs, DecodeIsNotAskedBeforePrefillHasAnswered) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
-  decode.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
-  std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-  until([&] { return prefill.asked() == 1; });
-  EXPECT_EQ(of_worker(router->port(), "in_flight", decode.url()), 1);
-  EXPECT_EQ(decode.asked(), 0u);
-  prefill.answer(200, prefilled(kNixl));
-  client.join();
-}
-
 // Baton's connectors answer who they are: after the first answer both halves are asked at once.
 TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
-    const size_t in_turn = make == Half::kVllm ? 1 : 0;
-    Half prefill(make), decode(Half::kOursWithAgent);
+  for (const Make make : {kVllm, kOursWithAgent}) {
+    const size_t in_turn = make == kVllm ? 1 : 0;
+    FakeWorker prefill(make), decode(kOursWithAgent);
     decode.answer(200, whole_answer());
     const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
     if (in_turn == 1) {
@@ -132,9 +120,9 @@ TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
   const std::pair<int, std::string> answers[] = {
       {200, prefilled(nullptr)}, {200, "no JSON"},          {200, R"({"kv_transfer_params": 7})"},
       {400, R"({"error": {}})"}, {429, R"({"error": {}})"}, {500, "it failed"}};
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const auto& [status, body] : answers) {
-      Half prefill(Half::kVllm), decode(make);
+      FakeWorker prefill(kVllm), decode(make);
       prefill.answer(status, body);
       decode.answer(200, whole_answer());
       const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -150,7 +138,7 @@ TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
 }
 
 TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
-  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  FakeWorker prefill(kOursWithAgent), decode(kVllm);
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
   until([&] { return prefill.asked() == 1 && decode.asked() == 1; });
@@ -164,13 +152,13 @@ TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
 }
 
 TEST(RoutingPairs, WhatAPrefillThatBreaksOffWasAskedDecodeComputes) {
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
-    auto prefill = std::make_unique<Half>(make);
+  for (const Make make : {kVllm, kOursWithAgent}) {
+    auto prefill = std::make_unique<FakeWorker>(make);
     const std::string url = prefill->url();
-    Half decode(Half::kVllm);
+    FakeWorker decode(kVllm);
     const auto router = *router::Router::start(pairs_of({url}, {decode.url()}));
     std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-    const size_t before = make == Half::kVllm ? 0 : 1;
+    const size_t before = make == kVllm ? 0 : 1;
     until([&] { return prefill->asked() == 1 && decode.asked() == before; });
     prefill = nullptr;
     until([&] { return decode.asked() == before + 1; });
@@ -198,7 +186,7 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
     ++asked;
   });
   ASSERT_TRUE(prefill.listen("127.0.0.1", 0).ok());
-  Half decode(Half::kVllm);
+  FakeWorker decode(kVllm);
   decode.answer(200, whole_answer());
   router::RouterOptions options =
       pairs_of({absl::StrCat("http://127.0.0.1:", prefill.port())}, {decode.url()});
@@ -212,19 +200,22 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
   prefill.stop();
 }
 
-// As vLLM's decode does by default where the KV does not come.
+// As vLLM's decode does by default where the KV does not come; and where it has no room, which is
+// not charged.
 TEST(RoutingPairs, WhatDecodeFailsAtIsComputedTheNextTime) {
-  Half prefill(Half::kVllm), decode(Half::kVllm), other(Half::kVllm);
-  prefill.answer(200, prefilled(kNixl));
-  decode.answer(500, "the KV did not come");
-  other.answer(200, whole_answer());
-  const auto router =
-      *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
-  expect_answered(post(router->port(), stream_request()));
-  EXPECT_EQ(prefill.asked(), 1u);
-  EXPECT_EQ(decode.params(0), kNixl);
-  expect_alone(other.question(0));
-  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 1);
+  for (const auto& [status, retries] : {std::pair(500, 1), {429, 0}}) {
+    FakeWorker prefill(kVllm), decode(kVllm), other(kVllm);
+    prefill.answer(200, prefilled(kNixl));
+    decode.answer(status, R"({"error": {"message": "no"}})");
+    other.answer(200, whole_answer());
+    const auto router =
+        *router::Router::start(pairs_of({prefill.url()}, {decode.url(), other.url()}));
+    expect_answered(post(router->port(), stream_request()));
+    EXPECT_EQ(prefill.asked(), 1u);
+    EXPECT_EQ(decode.params(0), kNixl);
+    expect_alone(other.question(0));
+    EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), retries);
+  }
 }
 
 constexpr char kFailedLoad[] =
@@ -242,10 +233,10 @@ TEST(RoutingPairs, WhateverDecodeSaysOfWhatWasHandedOverItIsAskedAgainWithout) {
                                                  {400, kFailedLoad},
                                                  {404, kFailedLoad},
                                                  {422, kFailedLoad}};
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const auto& [status, body] : answers) {
       for (const bool stream : {true, false}) {
-        Half prefill(make), decode(Half::kVllm);
+        FakeWorker prefill(make), decode(kVllm);
         prefill.answer(200, prefilled(kNixl));
         decode.answer(200, whole_answer());
         decode.answer_behind_prefill(status, body);
@@ -266,7 +257,7 @@ TEST(RoutingPairs, WhateverDecodeSaysOfWhatWasHandedOverItIsAskedAgainWithout) {
 
 TEST(RoutingPairs, WhatDecodeRefusesWithoutKvTooTheClientIsTold) {
   for (const int status : {400, 404, 422}) {
-    Half prefill(Half::kVllm), decode(Half::kVllm);
+    FakeWorker prefill(kVllm), decode(kVllm);
     prefill.answer(200, prefilled(kNixl));
     decode.answer(status, R"({"error": {"message": "not so"}})");
     const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -279,7 +270,7 @@ TEST(RoutingPairs, WhatDecodeRefusesWithoutKvTooTheClientIsTold) {
 
 TEST(RoutingPairs, TheCodeOfAnErrorInAStreamIsTheClientsStatus) {
   for (const int code : {400, 404, 422, 429, 500, 503}) {
-    Half prefill(Half::kVllm), decode(Half::kVllm);
+    FakeWorker prefill(kVllm), decode(kVllm);
     prefill.answer(500, "");
     decode.answer(200, error_event(json{{"error", {{"message", "no"}, {"code", code}}}}.dump()));
     router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
@@ -306,12 +297,12 @@ TEST(RoutingPairs, TextIsRepeatedOnlyIfAnotherWorkerCanContinue) {
   Worker well;
   const std::vector<std::string> with_ids = events_of(well.port());
   const std::string text = parse_stream(first(with_ids, with_ids.size())).text;
-  for (const Half::Make make : {Half::kVllm, Half::kOursWithAgent}) {
+  for (const Make make : {kVllm, kOursWithAgent}) {
     for (const bool ids : {true, false}) {
-      if (ids && make == Half::kOursWithAgent) continue;  // these go on
+      if (ids && make == kOursWithAgent) continue;  // these go on
       const std::vector<std::string> events = ids ? with_ids : without_ids(with_ids);
       for (const bool stream : {true, false}) {
-        Half prefill(Half::kVllm), decode(make), other(make);
+        FakeWorker prefill(kVllm), decode(make), other(make);
         prefill.answer(200, prefilled(kNixl));
         decode.answer(200, first(events, 3));  // and ends there
         other.answer(200, first(events, events.size()));
@@ -340,7 +331,7 @@ TEST(RoutingPairs, TextIsRepeatedOnlyIfAnotherWorkerCanContinue) {
 TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
   Worker well;
   const std::vector<std::string> events = without_ids(events_of(well.port()));
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.begin(first(events, 3));
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -355,25 +346,13 @@ TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
   EXPECT_EQ(got.text, parse_stream(first(events, events.size())).text);
 }
 
-TEST(RoutingPairs, WhatAFullDecodeRefusesAnotherComputes) {
-  Half prefill(Half::kVllm), full(Half::kVllm), other(Half::kVllm);
-  prefill.answer(200, prefilled(kNixl));
-  full.answer(429, R"({"error": {"message": "full"}})");
-  other.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {full.url(), other.url()}));
-  expect_answered(post(router->port(), stream_request()));
-  EXPECT_EQ(full.params(0), kNixl);
-  expect_alone(other.question(0));
-  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
-}
-
 // Prefill's part is the prompt: what is behind it the next worker computes with it.
 TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
-  Half prefill(Half::kVllm), decode(Half::kOursWithAgent), other(Half::kOursWithAgent);
+  FakeWorker prefill(kVllm), decode(kOursWithAgent), other(kOursWithAgent);
   prefill.answer(500, "not now");
   decode.answer(200, first(events, 3));  // and ends there
   other.answer(200, rest);
@@ -386,7 +365,7 @@ TEST(RoutingPairs, WhatHasBegunGoesOnWithoutPrefill) {
 }
 
 TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
-  Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
+  FakeWorker prefill(kOursWithAgent), decode(kVllm);
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = request_body();
@@ -398,7 +377,7 @@ TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
 }
 
 TEST(RoutingPairs, AChatIsAskedOfPrefillAsAChat) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(500, "");
   decode.answer(400, R"({"error": {"message": "no chats here"}})");
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -414,7 +393,7 @@ TEST(RoutingPairs, AChatIsAskedOfPrefillAsAChat) {
 
 // Its log-probabilities are made where it is computed.
 TEST(RoutingPairs, APromptThatIsRatedIsComputedAtDecode) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   decode.answer(400, R"({"error": {"message": "no"}})");
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = request_body();
@@ -427,13 +406,10 @@ TEST(RoutingPairs, APromptThatIsRatedIsComputedAtDecode) {
 
 // Where tokens are known, a prompt of a few is not worth the way.
 TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
-  Half prefill(Half::kVllm), decode(Half::kVllm);
+  FakeWorker prefill(kVllm), decode(kVllm);
   prefill.answer(200, prefilled(kNixl));
   decode.answer(200, whole_answer());
-  TokenizerFolder tokenizer;
-  router::RouterOptions options = pairs_of({prefill.url()}, {decode.url()});
-  options.tokenizer = tokenizer.path();
-  const auto router = *router::Router::start(options);
+  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   json request = stream_request();
   request["prompt"] = std::vector<int>(31, 5);
   post(router->port(), request);
@@ -445,7 +421,7 @@ TEST(RoutingPairs, AShortPromptIsComputedAtDecode) {
 
 // Two of ours are paired by their connectors, also where they could be otherwise.
 TEST(RoutingPairs, OursAreToldOfTheConnector) {
-  Half prefill(Half::kOursAndPrefill), vllm(Half::kVllm), decode(Half::kOursWithAgent);
+  FakeWorker prefill(kOursAndPrefill), vllm(kVllm), decode(kOursWithAgent);
   decode.answer(200, whole_answer());
   vllm.answer(200, prefilled(kNixl));
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
@@ -494,17 +470,6 @@ TEST(RoutingPairs, AHalfIsJudgedByWhatTheOtherTellsLater) {
   EXPECT_EQ(page["workers"][1]["up"], true) << page;
   prefill.stop();
   decode.stop();
-}
-
-TEST(RoutingPairs, AVllmWithoutAFetchAddressIsNotUsed) {
-  Half prefill(Half::kVllm), decode(Half::kOurs);
-  decode.answer(200, whole_answer());
-  const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
-  const std::string why = health(router->port())["workers"][1]["why"];
-  EXPECT_TRUE(absl::StrContains(why, "--kv-agent NAME")) << why;
-  expect_answered(post(router->port(), stream_request()));
-  expect_alone(decode.question(0));
-  EXPECT_EQ(prefill.asked(), 0u);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // Workers that are reached by https, and what may be wrong there: the router says what it is, waits
 // for nobody, and the other workers go on.
+#include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "tests/tls_files.h"
 
@@ -81,20 +82,11 @@ void stand_still(int fd) {
   }
 }
 
-int connect_to(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  return fd;
-}
-
 // Passes on what a client and the server at `port` say, at most so many bytes of the server's; then
 // both ends are cut off, which is no end of TLS.
 void pass_on(int fd, int port, size_t most) {
-  const int server = connect_to(port);
+  const RawClient client(port);
+  const int server = client.fd();
   std::thread there([&] {
     for (std::string bytes; !(bytes = read_some(fd)).empty();) write_all(server, bytes);
     shutdown(server, SHUT_WR);
@@ -106,7 +98,6 @@ void pass_on(int fd, int port, size_t most) {
   }
   shutdown(fd, SHUT_RDWR);
   there.join();
-  close(server);
 }
 
 // One worker that is well, and one of which the test knows better.

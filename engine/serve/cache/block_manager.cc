@@ -44,29 +44,6 @@ void BlockManager::forget(Block& block) {
   if (!block.published) return;
   cached_.erase(block.hash);
   block.published = block.found = false;
-  note(block.hash, false);
-}
-
-void BlockManager::note(const BlockHash& hash, bool stored) {
-  ++changes_;
-  if (watched_) noted_[hash] = stored;
-}
-
-void BlockManager::watch(bool on) {
-  watched_ = on;
-  if (!on) noted_ = {};
-}
-
-CacheNews BlockManager::news(bool snapshot) {
-  CacheNews news{.snapshot = snapshot, .changes = changes_, .removed = {}, .stored = {}};
-  if (snapshot) {
-    news.stored.reserve(cached_.size());
-    for (const auto& [hash, block] : cached_) news.stored.push_back(hash);
-    return news;
-  }
-  for (const auto& [hash, stored] : noted_) (stored ? news.stored : news.removed).push_back(hash);
-  noted_.clear();
-  return news;
 }
 
 bool BlockManager::allocate(size_t count, std::vector<uint32_t>* table) {
@@ -121,7 +98,6 @@ void BlockManager::publish(uint32_t index, const BlockHash& hash) {
   if (block.published || !cached_.try_emplace(hash, index).second) return;
   block.published = true;
   block.hash = hash;
-  note(hash, true);
 }
 
 uint64_t BlockManager::quarantine(const std::vector<uint32_t>& blocks) {

@@ -21,7 +21,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "engine/serve/cache/cache_events.h"
+#include "engine/serve/cache/block_hash.h"
 
 namespace baton::engine::serve {
 
@@ -59,13 +59,6 @@ class BlockManager {
     return blocks_[block].published && blocks_[block].hash == hash;
   }
 
-  // For followers of the cache. From watch(true) until watch(false) changes are noted; news() has
-  // those since it was last called, or, if `snapshot`, everything that can be found.
-  void watch(bool on);
-  CacheNews news(bool snapshot);
-  // Blocks published and forgotten, ever.
-  uint64_t changes() const { return changes_; }
-
   // Takes over one reference of each block until end_quarantine().
   uint64_t quarantine(const std::vector<uint32_t>& blocks);
   void end_quarantine(uint64_t entry);
@@ -97,7 +90,6 @@ class BlockManager {
   void age();
   uint32_t next_free() const { return free_[0].head != kNone ? free_[0].head : free_[1].head; }
   void forget(Block& block);
-  void note(const BlockHash& hash, bool stored);
 
   std::vector<Block> blocks_;
   std::array<FreeList, 2> free_;  // of blocks that no prompt has found, and of those that were
@@ -105,9 +97,6 @@ class BlockManager {
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
   uint64_t next_entry_ = 1;
   uint32_t quarantined_ = 0;
-  bool watched_ = false;
-  uint64_t changes_ = 0;
-  absl::flat_hash_map<BlockHash, bool> noted_;  // whether it is there now
 };
 
 }  // namespace baton::engine::serve
