@@ -149,6 +149,14 @@ void give_nothing(Out*... out) {
   ((out == nullptr ? void() : void(*out = Out())), ...);
 }
 
+// The same where the call is for nothing else. False: there is no place for it.
+template <typename Out>
+bool cleared(Out* out) {
+  give_nothing(out);
+  return out != nullptr;
+}
+inline constexpr char kNoHandle[] = "out is NULL: pass the address for the handle";
+
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
                                                             size_t count) {
   static_assert(sizeof(baton_descriptor) == sizeof(kvtransfer::Descriptor));

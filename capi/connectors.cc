@@ -184,8 +184,7 @@ void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t
 
 int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
                                   baton_kv_connector** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_kv_connector_options known{};
   if (!read_sized(options, known)) {
     return invalid("options: fill them in with baton_kv_connector_options_init()", error);
