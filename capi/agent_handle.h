@@ -39,6 +39,8 @@ enum class About : uint8_t { kOther, kTransfer, kMaking };
 
 // Fills in the caller's error and returns its number.
 int32_t result_of(const absl::Status& status, baton_error* error, About about = About::kOther);
+// The other way round: the code that a caller means by the number of a result.
+absl::StatusCode code_of(int32_t result);
 int32_t invalid(const char* what, baton_error* error);
 // A copy for the caller. No memory: ResourceExhausted.
 absl::Status give(std::string_view text, baton_bytes* out);
@@ -146,6 +148,14 @@ template <typename... Out>
 void give_nothing(Out*... out) {
   ((out == nullptr ? void() : void(*out = Out())), ...);
 }
+
+// The same where the call is for nothing else. False: there is no place for it.
+template <typename Out>
+bool cleared(Out* out) {
+  give_nothing(out);
+  return out != nullptr;
+}
+inline constexpr char kNoHandle[] = "out is NULL: pass the address for the handle";
 
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
                                                             size_t count) {

@@ -90,8 +90,7 @@ void baton_agent_options_init(baton_agent_options* options, size_t size) {
 
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
                            baton_error* error) {
-  if (agent == nullptr) return invalid("agent is NULL: pass the address for the handle", error);
-  *agent = nullptr;
+  if (!cleared(agent)) return invalid("agent is NULL: pass the address for the handle", error);
   baton_agent_options all;
   baton_agent_options_init(&all, sizeof all);
   if (!read_sized(options, all)) {

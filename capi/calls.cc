@@ -195,8 +195,7 @@ int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, bato
 }
 
 int32_t baton_comm_group_begin(baton_comm* comm, baton_work* group, baton_error* error) {
-  if (group == nullptr) return invalid("group is NULL: pass the address for the number", error);
-  *group = 0;
+  if (!cleared(group)) return invalid("group is NULL: pass the address for the number", error);
   return with(comm, error, [&](Communicator& of) {
     const auto begun = of.group_begin();
     if (begun.ok()) *group = number_of(*comm, *begun);

@@ -95,8 +95,7 @@ absl::StatusOr<std::vector<baton::Handle>> handles_of(const baton_handle* list, 
 template <typename Make>
 int32_t make_group(const baton_comm_options* options, baton_comm** out, baton_error* error,
                    Make&& make) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_comm_options from;
   if (!read_options(options, from)) return invalid(kFillIn, error);
   const Making making;
@@ -157,8 +156,7 @@ void baton_endpoint_options_init(baton_endpoint_options* options, size_t size) {
 
 int32_t baton_endpoint_open(const baton_endpoint_options* options, baton_endpoint** out,
                             baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_endpoint_options all;
   baton_endpoint_options_init(&all, sizeof all);
   if (options != nullptr && !read_sized(options, all)) {
@@ -187,8 +185,7 @@ void baton_endpoint_close(baton_endpoint* endpoint) { delete endpoint; }
 
 int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
                               baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = {};
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return with(endpoint, error, [&](baton::Endpoint& real) {
     put(real.handle(), *out);
     return absl::OkStatus();
@@ -208,8 +205,7 @@ int baton_endpoint_event_fd(const baton_endpoint* endpoint) {
 
 int32_t baton_endpoint_allocate(baton_endpoint* endpoint, uint64_t bytes, void** out,
                                 baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the memory", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid("out is NULL: pass the address for the memory", error);
   if (bytes == 0) return invalid("no bytes cannot be allocated: ask for at least one", error);
   return with(endpoint, error, [&](baton::Endpoint& real) {
     const auto buffer = real.allocate(bytes);
@@ -242,8 +238,7 @@ int32_t baton_endpoint_free(baton_endpoint* endpoint, void* data, baton_error* e
 int32_t baton_rendezvous_open(const char* listen, uint32_t ranks, const char* key_file,
                               baton_rendezvous** out, baton_bytes* address, baton_error* error) {
   give_nothing(address);
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return caught(error, [&] {
     const Making making;
     auto key = key_of(key_file);
@@ -304,8 +299,7 @@ void baton_comm_options_init(baton_comm_options* options, size_t size) {
 
 int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
                         const baton_comm_options* options, baton_comm** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_place where = BATON_PLACE_INIT;
   if (!read_sized(place, where)) return invalid("place: set it to BATON_PLACE_INIT first", error);
   baton_comm_options wanted;
@@ -354,8 +348,7 @@ int32_t baton_comm_subgroup(baton_comm* comm, const int32_t* ranks, size_t count
 int32_t baton_comm_reconfigure(baton_comm* comm, const baton_handle* handles, size_t count,
                                uint64_t uuid, int64_t timeout, baton_work* work,
                                baton_error* error) {
-  if (work == nullptr) return invalid("work is NULL: pass the address for the number", error);
-  *work = 0;
+  if (!cleared(work)) return invalid("work is NULL: pass the address for the number", error);
   return with(comm, error, [&](baton::Communicator& group) {
     const auto all = handles_of(handles, count);
     if (!all.ok()) return all.status();
@@ -366,8 +359,7 @@ int32_t baton_comm_reconfigure(baton_comm* comm, const baton_handle* handles, si
 }
 
 int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return with(comm, error, [&](baton::Communicator& group) {
     auto handle = std::make_unique<baton_endpoint>();
     handle->endpoint = group.endpoint();
@@ -405,8 +397,7 @@ int32_t baton_comm_wait_ready(baton_comm* comm, int64_t timeout, baton_error* er
 }
 
 int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return with(comm, error, [&](baton::Communicator& group) {
     const Making making;
     return give_comm(group.shrink(), out, error);

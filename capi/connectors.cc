@@ -127,34 +127,6 @@ int32_t failure(const absl::Status& why, baton_error* error) {
                    error);
 }
 
-// The code of a result that prefill reports for a job that it gives up, as decode gets it.
-absl::StatusCode code_of(int32_t result) {
-  switch (result) {
-    case BATON_OK:
-      return absl::StatusCode::kOk;
-    case BATON_ERR_INVALID_PARAM:
-      return absl::StatusCode::kInvalidArgument;
-    case BATON_ERR_NOT_FOUND:
-      return absl::StatusCode::kNotFound;
-    case BATON_ERR_MISMATCH:
-      return absl::StatusCode::kDataLoss;
-    case BATON_ERR_NOT_ALLOWED:
-      return absl::StatusCode::kFailedPrecondition;
-    case BATON_ERR_NOT_SUPPORTED:
-      return absl::StatusCode::kUnimplemented;
-    case BATON_ERR_REMOTE_DISCONNECT:
-      return absl::StatusCode::kUnavailable;
-    case BATON_ERR_CANCELED:
-      return absl::StatusCode::kCancelled;
-    case BATON_ERR_TIMEOUT:
-      return absl::StatusCode::kDeadlineExceeded;
-    case BATON_ERR_BACKEND:
-      return absl::StatusCode::kResourceExhausted;
-    default:
-      return absl::StatusCode::kUnknown;
-  }
-}
-
 absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_options& from) {
   BatonConnectorOptions out;
   absl::StatusOr<baton::WorkerOptions> worker =
@@ -212,8 +184,7 @@ void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t
 
 int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
                                   baton_kv_connector** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_kv_connector_options known{};
   if (!read_sized(options, known)) {
     return invalid("options: fill them in with baton_kv_connector_options_init()", error);

@@ -51,8 +51,7 @@ extern "C" {
 
 int32_t baton_experts_create(baton_comm* comm, const baton_experts_options* options,
                              baton_experts** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_experts_options all = BATON_EXPERTS_OPTIONS_INIT;
   if (!read_sized(options, all)) {
     return invalid("options: set it to BATON_EXPERTS_OPTIONS_INIT first", error);
@@ -88,8 +87,7 @@ void baton_experts_destroy(baton_experts* experts) { delete experts; }
 int32_t baton_experts_dispatch(baton_experts* experts, const void* rows, int32_t tokens,
                                const int32_t* chosen, uint64_t choices, baton_work* work,
                                baton_error* error) {
-  if (work == nullptr) return invalid("work is NULL: pass the address for its number", error);
-  *work = 0;
+  if (!cleared(work)) return invalid("work is NULL: pass the address for its number", error);
   if (chosen == nullptr && choices > 0) return invalid("chosen is NULL", error);
   return with_experts(experts, error, [&](Experts& of) {
     return begun(of.dispatch_async(rows, tokens, {chosen, static_cast<size_t>(choices)}), work,
@@ -122,8 +120,7 @@ int32_t baton_experts_received(const baton_experts* experts, baton_work dispatch
 int32_t baton_experts_combine(baton_experts* experts, baton_work dispatch, const float* weights,
                               uint64_t count, void* out, uint64_t out_bytes, baton_work* work,
                               baton_error* error) {
-  if (work == nullptr) return invalid("work is NULL: pass the address for its number", error);
-  *work = 0;
+  if (!cleared(work)) return invalid("work is NULL: pass the address for its number", error);
   if (weights == nullptr && count > 0) return invalid("weights is NULL", error);
   return with_experts(experts, error, [&](Experts& of) {
     return begun(of.combine_async({dispatch}, {weights, static_cast<size_t>(count)}, out,
@@ -148,8 +145,7 @@ int32_t baton_experts_test(baton_experts* experts, baton_work work, baton_error*
 
 int32_t baton_experts_missing(const baton_experts* experts, baton_work work, int32_t* ranks,
                               size_t room, size_t* count, baton_error* error) {
-  if (count == nullptr) return invalid("count is NULL: pass the address for the number", error);
-  *count = 0;
+  if (!cleared(count)) return invalid("count is NULL: pass the address for the number", error);
   return with_experts(experts, error, [&](Experts& of) {
     const std::vector<int> missing = work == 0 ? of.masked() : of.missing({work});
     *count = missing.size();

@@ -118,8 +118,7 @@ extern "C" {
 
 int32_t baton_kv_layout_create(const baton_kv_model* model, baton_kv_layout** out,
                                baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   baton_kv_model known{};
   if (!read_sized(model, known)) {
     return invalid("model: set its size to sizeof(baton_kv_model)", error);
@@ -300,8 +299,7 @@ int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out,
 
 int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout** out,
                                baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   if (bytes != nullptr && is_missing(bytes, size)) return missing(error);
   return caught(error, [&] {
     auto cache = KvPlacement::decode(view(bytes, size));
@@ -314,8 +312,7 @@ int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout**
 int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
                              const char* remote, const baton_kv_layout* remote_layout,
                              const baton_kv_share* share, baton_kv_plan** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
   if (local == nullptr || remote_layout == nullptr) return invalid(kNoLayout, error);

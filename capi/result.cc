@@ -3,47 +3,66 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "capi/agent_handle.h"
 
 namespace baton::capi {
 namespace {
 
+struct Result {
+  int32_t number;
+  const char* name;
+  absl::StatusCode code;
+};
+// The first of several with one code is the number of that code.
+constexpr Result kResults[] = {
+    {BATON_OK, "BATON_OK", absl::StatusCode::kOk},
+    {BATON_ERR_UNKNOWN, "BATON_ERR_UNKNOWN", absl::StatusCode::kUnknown},
+    {BATON_IN_PROGRESS, "BATON_IN_PROGRESS", absl::StatusCode::kUnknown},
+    {BATON_ERR_NOT_POSTED, "BATON_ERR_NOT_POSTED", absl::StatusCode::kUnknown},
+    {BATON_ERR_INVALID_PARAM, "BATON_ERR_INVALID_PARAM", absl::StatusCode::kInvalidArgument},
+    {BATON_ERR_BACKEND, "BATON_ERR_BACKEND", absl::StatusCode::kResourceExhausted},
+    {BATON_ERR_NOT_FOUND, "BATON_ERR_NOT_FOUND", absl::StatusCode::kNotFound},
+    {BATON_ERR_MISMATCH, "BATON_ERR_MISMATCH", absl::StatusCode::kDataLoss},
+    {BATON_ERR_NOT_ALLOWED, "BATON_ERR_NOT_ALLOWED", absl::StatusCode::kFailedPrecondition},
+    {BATON_ERR_REPOST_ACTIVE, "BATON_ERR_REPOST_ACTIVE", absl::StatusCode::kUnknown},
+    {BATON_ERR_NOT_SUPPORTED, "BATON_ERR_NOT_SUPPORTED", absl::StatusCode::kUnimplemented},
+    {BATON_ERR_REMOTE_DISCONNECT, "BATON_ERR_REMOTE_DISCONNECT", absl::StatusCode::kUnavailable},
+    {BATON_ERR_CANCELED, "BATON_ERR_CANCELED", absl::StatusCode::kCancelled},
+    {BATON_ERR_TIMEOUT, "BATON_ERR_TIMEOUT", absl::StatusCode::kDeadlineExceeded},
+};
+
+// BATON_ERR_UNKNOWN where there is none such.
+template <typename Is>
+const Result& find_result(Is&& is) {
+  const Result* const found = std::find_if(std::begin(kResults), std::end(kResults), is);
+  return found == std::end(kResults) ? kResults[1] : *found;
+}
+
 int32_t number_of(const absl::Status& status, About about) {
-  switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return BATON_OK;
-    case absl::StatusCode::kInvalidArgument:
+  switch (status.code()) {  // those that have no number of their own, or not always
     case absl::StatusCode::kOutOfRange:
       return BATON_ERR_INVALID_PARAM;
-    case absl::StatusCode::kNotFound:
-      return BATON_ERR_NOT_FOUND;
-    case absl::StatusCode::kDataLoss:
-      return BATON_ERR_MISMATCH;
-    case absl::StatusCode::kFailedPrecondition:
-      // A transfer that was not posted is told apart from what else is not allowed.
-      return status.GetPayload(kvtransfer::kNotPosted) ? BATON_ERR_NOT_POSTED
-                                                       : BATON_ERR_NOT_ALLOWED;
     case absl::StatusCode::kPermissionDenied:
       return BATON_ERR_NOT_ALLOWED;
+    case absl::StatusCode::kInternal:
+      return BATON_ERR_BACKEND;
     case absl::StatusCode::kAlreadyExists:
       return about == About::kTransfer ? BATON_ERR_REPOST_ACTIVE
              : about == About::kMaking ? BATON_ERR_BACKEND
                                        : BATON_ERR_NOT_ALLOWED;
-    case absl::StatusCode::kUnimplemented:
-      return BATON_ERR_NOT_SUPPORTED;
+    case absl::StatusCode::kFailedPrecondition:
+      // A transfer that was not posted is told apart from what else is not allowed.
+      if (status.GetPayload(kvtransfer::kNotPosted)) return BATON_ERR_NOT_POSTED;
+      break;
     case absl::StatusCode::kUnavailable:
-      return about == About::kMaking ? BATON_ERR_BACKEND : BATON_ERR_REMOTE_DISCONNECT;
-    case absl::StatusCode::kCancelled:
-      return BATON_ERR_CANCELED;
-    case absl::StatusCode::kDeadlineExceeded:
-      return BATON_ERR_TIMEOUT;
-    case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kInternal:
-      return BATON_ERR_BACKEND;
+      if (about == About::kMaking) return BATON_ERR_BACKEND;
+      break;
     default:
-      return BATON_ERR_UNKNOWN;
+      break;
   }
+  return find_result([&](const Result& each) { return each.code == status.code(); }).number;
 }
 
 }  // namespace
@@ -58,6 +77,10 @@ int32_t result_of(const absl::Status& status, baton_error* error, About about) {
   if (bytes > 0) std::memcpy(error->text, status.message().data(), bytes);
   error->text[bytes] = 0;
   return result;
+}
+
+absl::StatusCode code_of(int32_t result) {
+  return find_result([&](const Result& each) { return each.number == result; }).code;
 }
 
 int32_t invalid(const char* what, baton_error* error) {
@@ -104,36 +127,7 @@ void baton_bytes_free(baton_bytes* bytes) {
 const char* baton_version(void) { return BATON_VERSION; }
 
 const char* baton_result_name(int32_t result) {
-  switch (result) {
-    case BATON_OK:
-      return "BATON_OK";
-    case BATON_IN_PROGRESS:
-      return "BATON_IN_PROGRESS";
-    case BATON_ERR_NOT_POSTED:
-      return "BATON_ERR_NOT_POSTED";
-    case BATON_ERR_INVALID_PARAM:
-      return "BATON_ERR_INVALID_PARAM";
-    case BATON_ERR_BACKEND:
-      return "BATON_ERR_BACKEND";
-    case BATON_ERR_NOT_FOUND:
-      return "BATON_ERR_NOT_FOUND";
-    case BATON_ERR_MISMATCH:
-      return "BATON_ERR_MISMATCH";
-    case BATON_ERR_NOT_ALLOWED:
-      return "BATON_ERR_NOT_ALLOWED";
-    case BATON_ERR_REPOST_ACTIVE:
-      return "BATON_ERR_REPOST_ACTIVE";
-    case BATON_ERR_NOT_SUPPORTED:
-      return "BATON_ERR_NOT_SUPPORTED";
-    case BATON_ERR_REMOTE_DISCONNECT:
-      return "BATON_ERR_REMOTE_DISCONNECT";
-    case BATON_ERR_CANCELED:
-      return "BATON_ERR_CANCELED";
-    case BATON_ERR_TIMEOUT:
-      return "BATON_ERR_TIMEOUT";
-    default:
-      return "BATON_ERR_UNKNOWN";
-  }
+  return baton::capi::find_result([&](const auto& each) { return each.number == result; }).name;
 }
 
 }  // extern "C"

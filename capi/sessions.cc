@@ -41,8 +41,7 @@ extern "C" {
 
 int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clock clock,
                                 void* context, baton_kv_session** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return guarded(agent, error, [&] {
     const std::lock_guard lock(agent->mutex);
     if (agent->session != nullptr && agent->session->agent() != nullptr) {
@@ -81,8 +80,7 @@ int baton_kv_session_turn(baton_kv_session* session) {
 
 int32_t baton_kv_session_open(baton_kv_session* session, const char* transfer, uint64_t* send,
                               baton_error* error) {
-  if (send == nullptr) return invalid("send is NULL: pass the address for the number", error);
-  give_nothing(send);
+  if (!cleared(send)) return invalid("send is NULL: pass the address for the number", error);
   return in(session, error, [&](KvSession& its) {
     *send = its.open(std::string(view(transfer)), 0);
     return absl::OkStatus();
@@ -114,8 +112,7 @@ int32_t baton_kv_session_drop(baton_kv_session* session, uint64_t send, baton_er
 
 int32_t baton_kv_session_next_released(baton_kv_session* session, uint64_t* send,
                                        baton_error* error) {
-  if (send == nullptr) return invalid("send is NULL: pass the address for the number", error);
-  give_nothing(send);
+  if (!cleared(send)) return invalid("send is NULL: pass the address for the number", error);
   return in(session, error, [&](KvSession& its) {
     const std::optional<uint64_t> one = its.next_released();
     *send = one.value_or(0);

@@ -57,8 +57,7 @@ extern "C" {
 
 int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32_t signals,
                             int64_t timeout, baton_window** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
-  *out = nullptr;
+  if (!cleared(out)) return invalid(kNoHandle, error);
   return with(comm, error, [&](baton::Communicator& group) {
     baton::WindowOptions options;
     options.signals = signals;
@@ -91,8 +90,7 @@ int32_t baton_window_start(baton_window* window, const baton_access* access, bat
 
 int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint32_t slot,
                                   uint64_t* value, baton_error* error) {
-  if (value == nullptr) return invalid("value is NULL: pass the address for the number", error);
-  *value = 0;
+  if (!cleared(value)) return invalid("value is NULL: pass the address for the number", error);
   return with_window(window, error, [&](Window& of) {
     const auto is = of.signal_value(from, slot);
     if (is.ok()) *value = *is;
@@ -102,8 +100,7 @@ int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint
 
 int32_t baton_window_bytes(const baton_window* window, int32_t rank, uint64_t* bytes,
                            baton_error* error) {
-  if (bytes == nullptr) return invalid("bytes is NULL: pass the address for the number", error);
-  *bytes = 0;
+  if (!cleared(bytes)) return invalid("bytes is NULL: pass the address for the number", error);
   return with_window(window, error, [&](Window& of) {
     *bytes = of.bytes(rank);
     return absl::OkStatus();

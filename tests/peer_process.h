@@ -11,21 +11,31 @@ namespace baton {
 
 class PeerProcess {
  public:
-  explicit PeerProcess(const char* program, const char* argument = nullptr) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  explicit PeerProcess(const char* program, std::vector<std::string> arguments = {}) {
+    arguments.insert(arguments.begin(), program);
+    std::vector<char*> words;
+    for (std::string& each : arguments) words.push_back(each.data());
+    words.push_back(nullptr);
+    int up[2], down[2];
+    EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-    char* const arguments[] = {const_cast<char*>(program), const_cast<char*>(argument), nullptr};
-    EXPECT_EQ(posix_spawn(&pid_, program, &actions, nullptr, arguments, environ), 0);
+    posix_spawn_file_actions_adddup2(&actions, down[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, up[1], 1);
+    EXPECT_EQ(posix_spawn(&pid_, program, &actions, nullptr, words.data(), environ), 0);
     posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    out_ = fdopen(ends[0], "r");
+    close(up[1]);
+    close(down[0]);
+    out_ = fdopen(up[0], "r");
+    in_ = down[1];
   }
+  PeerProcess(const char* program, const char* argument)
+      : PeerProcess(program, std::vector<std::string>{argument}) {}
   ~PeerProcess() {
     kill_it();
     fclose(out_);
+    close(in_);
   }
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
@@ -35,6 +45,11 @@ class PeerProcess {
     if (fgets(text, sizeof text, out_) == nullptr) return "";
     text[strcspn(text, "\n")] = 0;
     return text;
+  }
+  // A line that it reads from its standard input.
+  void say(const std::string& text) const {
+    const std::string line = text + "\n";
+    EXPECT_EQ(write(in_, line.data(), line.size()), static_cast<ssize_t>(line.size()));
   }
   // All of its threads stand when this returns: a busy machine lets some go on after the signal.
   void stop() const {
@@ -52,6 +67,7 @@ class PeerProcess {
  private:
   pid_t pid_ = -1;
   FILE* out_ = nullptr;
+  int in_ = -1;
 };
 
 }  // namespace baton

@@ -87,7 +87,11 @@ absl::Status files_are_of_the_host(MemoryKind kind) {
 
 AgentFileTransfer::AgentFileTransfer(AgentFiles& files, Op op, AgentFilePlan plan,
                                      std::string agent, uint64_t epoch)
-    : AgentTransfer(std::move(agent), epoch), files_(files), op_(op), plan_(std::move(plan)) {}
+    : AgentTransfer(std::move(agent), epoch, files.mutex_, files.worker_.clock(),
+                    {.bytes = plan.bytes, .descriptors = plan.pieces.size()}),
+      files_(files),
+      op_(op),
+      plan_(std::move(plan)) {}
 
 absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* message) {
   if (message != nullptr && !message->empty()) return files_hear_nothing();
@@ -111,20 +115,15 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
     }
   }
   std::unique_lock lock(files_.mutex_);
-  if (closed_) return is_being_released();
-  if (state_ == AgentTransferState::kRunning) {
-    return absl::AlreadyExistsError("the transfer is running: wait for its end, or abort it");
-  }
+  if (absl::Status good = may_post(); !good.ok()) return good;
   if (!plan_.pieces.empty()) {
     if (absl::Status status = files_.start(shared_from_this()); !status.ok()) return status;
   }
-  state_ = AgentTransferState::kRunning;
-  why_ = absl::OkStatus();
+  begin(now);
   stop_ = false;
   next_ = {};
-  started_ = now;
   end_if_over();
-  post_duration_ = files_.worker_.clock().now() - now;
+  telemetry_.post_duration = files_.worker_.clock().now() - now;
   files_.unlock_and_wake(lock);
   return absl::OkStatus();
 }
@@ -236,12 +235,7 @@ void AgentFileTransfer::stop() {
 
 void AgentFileTransfer::end_if_over() {
   if (jobs_ > 0 || has_jobs()) return;
-  ended_ = files_.worker_.clock().now();
-  if (why_.ok()) {
-    state_ = AgentTransferState::kDone;
-  } else {
-    state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
-  }
+  end();
   std::erase_if(files_.running_, [&](const auto& other) { return other.get() == this; });
   files_.ended_ = true;
 }
@@ -250,32 +244,6 @@ void AgentFileTransfer::abort() {
   std::unique_lock lock(files_.mutex_);
   stop();
   files_.unlock_and_wake(lock);
-}
-
-void AgentFileTransfer::close() {
-  const std::lock_guard lock(files_.mutex_);
-  closed_ = true;
-}
-
-AgentTransferState AgentFileTransfer::state() const {
-  const std::lock_guard lock(files_.mutex_);
-  return state_;
-}
-
-AgentOutcome AgentFileTransfer::outcome() const {
-  const std::lock_guard lock(files_.mutex_);
-  return {state_, status_of(state_, why_)};
-}
-
-absl::StatusOr<AgentTelemetry> AgentFileTransfer::telemetry() const {
-  const std::lock_guard lock(files_.mutex_);
-  return telemetry_of(state_,
-                      {.start = started_,
-                       .post_duration = post_duration_,
-                       .transfer_duration = ended_ - started_,
-                       .bytes = plan_.bytes,
-                       .descriptors = plan_.pieces.size()},
-                      files_.worker_.clock().now());
 }
 
 bool AgentFileTransfer::quiet() const {

@@ -64,11 +64,7 @@ class AgentFileTransfer final : public AgentTransfer,
   absl::Status post(PeerId peer, const std::string_view* message) override;
   bool needs_peer() const override { return false; }
   void feed() override {}
-  AgentTransferState state() const override;
-  AgentOutcome outcome() const override;
-  absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
-  void close() override;
   bool quiet() const override;
 
  private:
@@ -88,15 +84,9 @@ class AgentFileTransfer final : public AgentTransfer,
   const Op op_;
   const AgentFilePlan plan_;
 
-  AgentTransferState state_ = AgentTransferState::kIdle;
-  absl::Status why_;
   std::atomic<bool> stop_{false};  // also looked at between two system calls
-  bool closed_ = false;            // not to be posted again
   FileJob next_;                   // what no thread has taken
   size_t jobs_ = 0;                // that threads have
-  Time started_{};
-  Time post_duration_{};
-  Time ended_{};
 };
 
 }  // namespace baton::kvtransfer

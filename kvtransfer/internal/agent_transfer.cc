@@ -20,28 +20,58 @@ absl::Status not_posted(const char* text) {
 
 }  // namespace
 
-absl::Status AgentTransfer::is_being_released() {
-  return absl::FailedPreconditionError("the transfer is being released: make another one");
+AgentTransferState AgentTransfer::state() const {
+  const std::lock_guard lock(state_mutex_);
+  return state_;
 }
 
-absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Status& why) {
-  switch (state) {
+AgentOutcome AgentTransfer::outcome() const {
+  const std::lock_guard lock(state_mutex_);
+  switch (state_) {
     case AgentTransferState::kIdle:
-      return not_posted("the transfer was not posted yet: post it first");
+      return {state_, not_posted("the transfer was not posted yet: post it first")};
     case AgentTransferState::kRunning:
-      return absl::UnavailableError("the transfer is running: it has not ended yet");
+      return {state_, absl::UnavailableError("the transfer is running: it has not ended yet")};
     default:
-      return why;
+      return {state_, why_};
   }
 }
 
-absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState state,
-                                                           AgentTelemetry seen, Time now) {
-  if (state == AgentTransferState::kIdle) {
+absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry() const {
+  const std::lock_guard lock(state_mutex_);
+  if (state_ == AgentTransferState::kIdle) {
     return not_posted("the transfer was not posted: there is no result");
   }
-  if (state == AgentTransferState::kRunning) seen.transfer_duration = now - seen.start;
-  return seen;
+  AgentTelemetry out = telemetry_;
+  if (state_ == AgentTransferState::kRunning) out.transfer_duration = clock_.now() - out.start;
+  return out;
+}
+
+void AgentTransfer::close() {
+  const std::lock_guard lock(state_mutex_);
+  closed_ = true;
+}
+
+absl::Status AgentTransfer::may_post() const {
+  if (closed_) {
+    return absl::FailedPreconditionError("the transfer is being released: make another one");
+  }
+  if (state_ != AgentTransferState::kRunning) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat("the transfer with ", agent(), " is running: wait for its end, or abort it"));
+}
+
+void AgentTransfer::begin(Time now) {
+  state_ = AgentTransferState::kRunning;
+  why_ = absl::OkStatus();
+  telemetry_.start = now;
+}
+
+void AgentTransfer::end() {
+  telemetry_.transfer_duration = clock_.now() - telemetry_.start;
+  state_ = why_.ok()                 ? AgentTransferState::kDone
+           : absl::IsCancelled(why_) ? AgentTransferState::kCancelled
+                                     : AgentTransferState::kFailed;
 }
 
 AgentWorkerTransfer::After::~After() {
@@ -51,7 +81,8 @@ AgentWorkerTransfer::After::~After() {
 AgentWorkerTransfer::AgentWorkerTransfer(Worker& worker, AgentOutbox& outbox, Op op, AgentPlan plan,
                                          std::string agent, uint64_t epoch,
                                          std::string_view message)
-    : AgentTransfer(std::move(agent), epoch),
+    : AgentTransfer(std::move(agent), epoch, mutex_, worker.clock(),
+                    {.bytes = plan.bytes, .descriptors = plan.descriptors}),
       worker_(worker),
       outbox_(outbox),
       op_(op),
@@ -70,28 +101,22 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   const Time now = worker_.clock().now();
   After after{.freed = nullptr, .outbox = outbox_, .room = {}};
   std::lock_guard lock(mutex_);
-  if (closed_) return is_being_released();
-  if (state_ == AgentTransferState::kRunning) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("the transfer with ", agent(), " is running: wait for its end, or abort it"));
-  }
+  if (absl::Status good = may_post(); !good.ok()) return good;
   if (message != nullptr) {
     set_message(*message);
   } else {
     number_anew(frames_);  // some of the last time may be there
   }
   peer_ = peer;
-  state_ = AgentTransferState::kRunning;
-  why_ = absl::OkStatus();
+  begin(now);
   stop_ = unanswered_ = false;
   next_part_ = next_frame_ = 0;
   submitted_.clear();
-  started_ = now;
   self_ = shared_from_this();
   submit_parts();
   const bool all_ended = open_ == 0;
   settle(after);
-  post_duration_ = worker_.clock().now() - now;
+  telemetry_.post_duration = worker_.clock().now() - now;
   return all_ended ? why_ : absl::OkStatus();
 }
 
@@ -175,12 +200,7 @@ void AgentWorkerTransfer::end_if_over() {
   if (open_ > 0) return;
   if (!stop_ && (next_part_ < plan_.parts.size() || next_frame_ < frames_.size())) return;
   leave_room();
-  ended_ = worker_.clock().now();
-  if (why_.ok()) {
-    state_ = AgentTransferState::kDone;
-  } else {
-    state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
-  }
+  end();
 }
 
 void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
@@ -211,11 +231,6 @@ void AgentWorkerTransfer::feed() {
   settle(after);
 }
 
-AgentTransferState AgentWorkerTransfer::state() const {
-  std::lock_guard lock(mutex_);
-  return state_;
-}
-
 bool AgentWorkerTransfer::local_free() const {
   std::lock_guard lock(mutex_);
   if (state_ != AgentTransferState::kRunning) return true;
@@ -223,22 +238,6 @@ bool AgentWorkerTransfer::local_free() const {
            const absl::StatusOr<bool> free = worker_.local_free(id);
            return !free.ok() || *free;  // one that has ended is gone
          });
-}
-
-AgentOutcome AgentWorkerTransfer::outcome() const {
-  std::lock_guard lock(mutex_);
-  return {state_, status_of(state_, why_)};
-}
-
-absl::StatusOr<AgentTelemetry> AgentWorkerTransfer::telemetry() const {
-  std::lock_guard lock(mutex_);
-  return telemetry_of(state_,
-                      {.start = started_,
-                       .post_duration = post_duration_,
-                       .transfer_duration = ended_ - started_,
-                       .bytes = plan_.bytes,
-                       .descriptors = plan_.descriptors},
-                      worker_.clock().now());
 }
 
 void AgentWorkerTransfer::abort() {
@@ -252,11 +251,6 @@ void AgentWorkerTransfer::abort() {
   for (const TransferId& id : submitted_) worker_.cancel(id).IgnoreError();
   end_if_over();
   settle(after);
-}
-
-void AgentWorkerTransfer::close() {
-  std::lock_guard lock(mutex_);
-  closed_ = true;
 }
 
 bool AgentWorkerTransfer::awaits(const MemoryRegion& region) const {

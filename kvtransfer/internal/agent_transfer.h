@@ -1,7 +1,7 @@
-// A transfer of an agent: made, posted, ended, posted again. Here that between two agents: its
-// parts are submitted to the worker as it has room for them, then its message; ends cross from the
-// progress thread under a lock of the transfer's own. That between memory and files:
-// agent_file_transfer.h.
+// A transfer of an agent: made, posted, ended, posted again. Its state is the same whatever it
+// moves. Here that between two agents: its parts are submitted to the worker as it has room for
+// them, then its message; ends cross from the progress thread under a lock of the transfer's own.
+// That between memory and files: agent_file_transfer.h.
 #pragma once
 
 #include <cstddef>
@@ -35,13 +35,13 @@ class AgentTransfer {
   virtual absl::Status post(PeerId peer, const std::string_view* message) = 0;
   // Hands the worker parts that it had no room for, if any.
   virtual void feed() = 0;
-  virtual AgentTransferState state() const = 0;
+  AgentTransferState state() const;
   // State and status of one moment: another thread may post it again behind each of two looks.
-  virtual AgentOutcome outcome() const = 0;
-  virtual absl::StatusOr<AgentTelemetry> telemetry() const = 0;
+  AgentOutcome outcome() const;
+  absl::StatusOr<AgentTelemetry> telemetry() const;
   virtual void abort() = 0;
   // From now on post() refuses, so that what is quiet stays so.
-  virtual void close() = 0;
+  void close();
   // Whether it runs and has yet to hand over parts that are of this memory: the worker does not
   // know of those.
   virtual bool awaits(const MemoryRegion& /*region*/) const { return false; }
@@ -55,18 +55,31 @@ class AgentTransfer {
   virtual PeerId moves_at() const { return {}; }
 
  protected:
-  AgentTransfer(std::string agent, uint64_t epoch) : agent_(std::move(agent)), epoch_(epoch) {}
+  // `mutex`: of the state, below; `size`: its bytes and descriptors. Neither the mutex nor the
+  // clock is used before a call.
+  AgentTransfer(std::string agent, uint64_t epoch, std::mutex& mutex, const Clock& clock,
+                AgentTelemetry size)
+      : telemetry_(size),
+        agent_(std::move(agent)),
+        epoch_(epoch),
+        state_mutex_(mutex),
+        clock_(clock) {}
 
-  // What outcome() and telemetry() say of a transfer in `state`, which went as `why` says.
-  static absl::Status status_of(AgentTransferState state, const absl::Status& why);
-  static absl::Status is_being_released();
-  // `seen`: if it had ended; `now`: where it runs.
-  static absl::StatusOr<AgentTelemetry> telemetry_of(AgentTransferState state, AgentTelemetry seen,
-                                                     Time now);
+  // Under the mutex, as all that follows.
+  absl::Status may_post() const;
+  void begin(Time now);
+  void end();  // as why_ says
+
+  AgentTransferState state_ = AgentTransferState::kIdle;
+  absl::Status why_;          // the first that went wrong
+  AgentTelemetry telemetry_;  // of the last post
 
  private:
   const std::string agent_;
   const uint64_t epoch_;
+  std::mutex& state_mutex_;
+  const Clock& clock_;
+  bool closed_ = false;  // not to be posted again
 };
 
 // While holding a transfer's lock, only call functions of the worker that take no lock: the worker
@@ -80,11 +93,7 @@ class AgentWorkerTransfer final : public AgentTransfer,
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId peer, const std::string_view* message) override;
   void feed() override;
-  AgentTransferState state() const override;
-  AgentOutcome outcome() const override;
-  absl::StatusOr<AgentTelemetry> telemetry() const override;
   void abort() override;
-  void close() override;
   bool awaits(const MemoryRegion& region) const override;
   bool local_free() const override;
   bool quiet() const override;
@@ -123,18 +132,12 @@ class AgentWorkerTransfer final : public AgentTransfer,
   Room room_ = Room::kNone;          // for these at the other agent
   bool room_came_ = false;           // for others: they are told when the lock is free
   PeerId peer_;
-  AgentTransferState state_ = AgentTransferState::kIdle;
-  absl::Status why_;                   // the first that went wrong
-  bool stop_ = false;                  // submit no more
-  bool closed_ = false;                // nor post it again
-  bool unanswered_ = false;            // parts ended because the peer was given up
-  size_t next_part_ = 0;               // to be submitted
-  size_t next_frame_ = 0;              // likewise
-  size_t open_ = 0;                    // submitted, not ended
-  std::vector<TransferId> submitted_;  // of this post
-  Time started_{};
-  Time post_duration_{};
-  Time ended_{};
+  bool stop_ = false;                          // submit no more
+  bool unanswered_ = false;                    // parts ended because the peer was given up
+  size_t next_part_ = 0;                       // to be submitted
+  size_t next_frame_ = 0;                      // likewise
+  size_t open_ = 0;                            // submitted, not ended
+  std::vector<TransferId> submitted_;          // of this post
   std::shared_ptr<AgentWorkerTransfer> self_;  // while something is open
 };
 

@@ -55,14 +55,6 @@ class Liar {
   uint64_t said_ = 0;
 };
 
-std::unique_ptr<Agent> server(bool thread = true) {
-  AgentOptions options = agent_options("server", "tcp", thread);
-  options.serve_metadata = true;
-  return make_agent(std::move(options));
-}
-
-std::string where(const Agent& agent) { return "127.0.0.1:" + std::to_string(agent.port()); }
-
 // It looks for metadata only, and what comes meanwhile fills its inbox: until then it is credit
 // that its senders have.
 // Promise(limits): An agent keeps at most 64 MiB of unread messages; later ones wait at their
@@ -140,7 +132,7 @@ TEST(AgentBounds, ASlowReaderDelaysNoOtherPeer) {
 
 // Each answer is a copy of all metadata, and takes one of the agent's transfers.
 TEST(AgentBounds, ARequesterThatReadsNothingHasOneAnswerInFlight) {
-  const auto served = server();
+  const auto served = make_server("tcp");
   std::vector<uint8_t> bytes(64 * 600);
   std::vector<Descriptor> ranges;
   for (size_t i = 0; i < 600; ++i) {
@@ -152,7 +144,7 @@ TEST(AgentBounds, ARequesterThatReadsNothingHasOneAnswerInFlight) {
   asker.wait_until_heard();
   // Another one is answered behind all that.
   const auto friendly = make_agent(agent_options("friend", "tcp"));
-  ASSERT_TRUE(friendly->fetch_metadata("server", where(*served)).ok());
+  ASSERT_TRUE(friendly->fetch_metadata("server", listener_of(*served)).ok());
   run_agents(*friendly, *served, [&] { return friendly->has_remote("server", ranges); });
   EXPECT_LE(served->stats().worker.open_transfers, 2u);
   // What was asked while an answer was under way is answered, by what is true then.
@@ -183,7 +175,7 @@ TEST(AgentBounds, ARequesterThatReadsNothingHasOneAnswerInFlight) {
 // Promise(limits): Metadata from members of the cluster cannot fill an agent | uid and name must be
 //   the connection's; ranges and departed agents are counted
 TEST(AgentBounds, AnAgentGivesOnlyItsOwnMetadata) {
-  const auto served = server();
+  const auto served = make_server("tcp");
   Liar liar("liar", *served);
   AgentMetadata others = liar.metadata("somebody");
   others.uid = WorkerUid::random();
@@ -206,7 +198,7 @@ TEST(AgentBounds, AnAgentGivesOnlyItsOwnMetadata) {
 
 // Nobody speaks for the one whose name he has, and none is answered in another's place.
 TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
-  const auto served = server(false);
+  const auto served = make_server("tcp", false);
   Liar first("twin", *served), second("twin", *served);
   first.send(first.metadata("twin"));
   run_agents(*served, *served, [&] {
@@ -238,7 +230,7 @@ TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
 // Who takes its metadata back and gives it again is one agent all the same, and takes no place from
 // those that have gone.
 TEST(AgentBounds, RepeatedMetadataIsStoredOnce) {
-  const auto served = server();
+  const auto served = make_server("tcp");
   Liar faithful("faithful", *served);
   const auto again = [&](size_t times) {
     for (size_t i = 0; i < times; ++i) {
@@ -329,7 +321,7 @@ TEST(AgentBounds, WhatIsNoFrameIsPassedOver) {
 }
 
 TEST(AgentBounds, OneRequestGetsOneAnswer) {
-  const auto served = server(false);
+  const auto served = make_server("tcp", false);
   Liar asker("asker", *served);
   asker.say(AgentFrameKind::kFetch, "server");
   run_agents(*served, *served, [&] {
@@ -411,7 +403,7 @@ TEST_F(ManyWent, WhatTheySaidIsKeptWithTheirNames) {
 
 // Those who gave their metadata unasked, and have gone: the oldest are forgotten.
 TEST(AgentBounds, AgentsThatCameAndWentAreForgotten) {
-  const auto served = server();
+  const auto served = make_server("tcp");
   const size_t all = kMostGoneRemotes + 20;
   const auto name = [](size_t i) { return "agent-" + std::to_string(i); };
   Liar faithful("faithful", *served);

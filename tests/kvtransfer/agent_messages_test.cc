@@ -74,9 +74,8 @@ TEST_P(AgentTest, AMessageComesAfterTheBytesOfAllParts) {
   AgentMemory from(*sender, 2 << 20, 5), more_from(*sender, 2 << 20, 7);
   AgentMemory to(*b_, 2 << 20, 6), more_to(*b_, 2 << 20, 8);
   introduce(*sender, *b_);
-  const auto write =
-      sender->make_transfer(Op::kWrite, std::vector<Descriptor>{from.whole(), more_from.whole()},
-                            std::vector<Descriptor>{to.whole(), more_to.whole()}, "beta", "all");
+  const auto write = sender->make_transfer(Op::kWrite, {from.whole(), more_from.whole()},
+                                           {to.whole(), more_to.whole()}, "beta", "all");
   ASSERT_TRUE(sender->post(*write).ok());
   EXPECT_EQ(heard(*b_, 1)[0].payload, "all");
   EXPECT_EQ(from.bytes, to.bytes);
@@ -295,8 +294,7 @@ class LargeMessages : public ::testing::Test {
     introduce(*a_, *b_);
   }
   AgentTransferId make(char letter) {
-    return *a_->make_transfer(Op::kWrite, std::vector<Descriptor>{mine_->whole()},
-                              std::vector<Descriptor>{theirs_->whole()}, "beta",
+    return *a_->make_transfer(Op::kWrite, {mine_->whole()}, {theirs_->whole()}, "beta",
                               std::string(kMaxAgentMessage, letter));
   }
   std::vector<AgentTransferId> post(size_t count, size_t first = 0) {

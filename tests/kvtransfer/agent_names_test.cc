@@ -7,13 +7,6 @@
 namespace baton::kvtransfer {
 namespace {
 
-std::unique_ptr<Agent> server(uint16_t port = 0) {
-  AgentOptions options = agent_options("server");
-  options.serve_metadata = true;
-  options.worker.listen_port = port;
-  return make_agent(std::move(options));
-}
-
 // Each would wait for ever if a lookup held the agent.
 void use(Agent& agent) {
   std::vector<uint8_t> bytes(4096);
@@ -41,7 +34,7 @@ TEST(AgentNames, NamesOfHostsAreAsked) {
 
 TEST(AgentNames, ADnsLookupDelaysNoOtherPeer) {
   const auto a = make_agent(agent_options("alpha"));
-  const auto there = server();
+  const auto there = make_server();
   const std::string where = "slow.example:" + std::to_string(there->port());
   std::thread caller([&] { EXPECT_TRUE(a->fetch_metadata("server", where).ok()); });
   std::thread another([&] { EXPECT_TRUE(a->send_metadata(where).ok()); });
@@ -57,7 +50,7 @@ TEST(AgentNames, ADnsLookupDelaysNoOtherPeer) {
 TEST(AgentNames, AskingWaitsForNoDns) {
   while (dns_asked.try_acquire() || dns_answered.try_acquire()) continue;  // of the tests before
   const auto a = make_agent(agent_options("alpha"));
-  const auto there = server();
+  const auto there = make_server();
   const std::string where = "slow.example:" + std::to_string(there->port());
   // Here DNS has not answered yet, and it is asked once.
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(a->ask_metadata("server", where).ok());
@@ -76,8 +69,8 @@ TEST(AgentNames, AskingWaitsForNoDns) {
 // A caller that repeats its question fills no queue of an agent that has not answered yet.
 TEST(AgentNames, AQuestionIsSentOnceUntilItsPeerIsConnected) {
   const auto a = make_agent(agent_options("alpha"));
-  const auto there = server();
-  const std::string where = "127.0.0.1:" + std::to_string(there->port());
+  const auto there = make_server();
+  const std::string where = listener_of(*there);
   for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(a->ask_metadata("", where).ok()) << i;
   run_agents(*a, *there, [&] { return a->name_at(where).value_or("") == "server"; });
 }
@@ -102,7 +95,7 @@ TEST(AgentNames, ASecondCallLooksUpInParallel) {
   // It is refused, and called again by whoever looks.
   until([&] { return dns_asked.try_acquire(); }, [&] { EXPECT_FALSE(a->has_remote("server")); });
   use(*a);
-  const auto there = server(port);
+  const auto there = make_server("", true, port);
   ASSERT_NE(there, nullptr);
   dns_answered.release(20);
   run_agents(*a, *there, [&] { return a->has_remote("server"); });

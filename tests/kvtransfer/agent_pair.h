@@ -47,6 +47,19 @@ inline std::unique_ptr<Agent> make_agent(AgentOptions options) {
   return agent.ok() ? *std::move(agent) : nullptr;
 }
 
+// One that takes metadata, and gives its own to who asks.
+inline std::unique_ptr<Agent> make_server(const std::string& provider = "", bool thread = true,
+                                          uint16_t port = 0) {
+  AgentOptions options = agent_options("server", provider, thread);
+  options.serve_metadata = true;
+  options.worker.listen_port = port;
+  return make_agent(std::move(options));
+}
+
+inline std::string listener_of(const Agent& agent) {
+  return "127.0.0.1:" + std::to_string(agent.port());
+}
+
 inline std::string introduce(Agent& to, Agent& who) {
   const absl::StatusOr<std::string> metadata = who.metadata();
   EXPECT_TRUE(metadata.ok()) << metadata.status();

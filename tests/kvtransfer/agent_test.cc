@@ -110,18 +110,6 @@ TEST_P(AgentTest, StaleAndForeignIdsAreNotFound) {
   a_->abandon(*made);
 }
 
-TEST_P(AgentTest, WhatIsNoOperationMakesNoTransfer) {
-  const auto local = a_->prepare_local(mine_->pages(64, 4));
-  const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
-  for (int number : {2, 7, 128, 255}) {
-    const auto op = static_cast<Op>(number);
-    EXPECT_TRUE(absl::IsInvalidArgument(a_->make_transfer(op, *local, {0}, *remote, {0}).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(
-        a_->make_transfer(op, {mine_->whole()}, {theirs_->whole()}, "beta").status()));
-  }
-  EXPECT_EQ(a_->stats().transfers, 0u);
-}
-
 TEST_P(AgentTest, MemoryThatIsGoneUnderAListFailsTheTransfer) {
   const auto local = a_->prepare_local(mine_->pages(64, 4));
   const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
@@ -184,8 +172,8 @@ TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
   EXPECT_FALSE(a_->has_remote("gamma", {second.whole()}));
   ASSERT_TRUE(a_->add_remote(*c->partial_metadata({second.whole()}, false)).ok());
   EXPECT_TRUE(a_->has_remote("gamma", {{first.whole(), second.whole()}}));
-  const auto write = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(), 99}},
-                                       std::vector<Descriptor>{{second.address(), 99}}, "gamma");
+  const auto write = a_->make_transfer(Op::kWrite, {{mine_->address(), 99, 0}},
+                                       {{second.address(), 99, 0}}, "gamma");
   ASSERT_TRUE(run(*write).ok());
   EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data(), 99), 0);
   EXPECT_TRUE(absl::IsNotFound(c->partial_metadata({mine_->whole()}, true).status()));
@@ -195,8 +183,8 @@ TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
   ASSERT_TRUE(
       a_->add_remote(*c->partial_metadata({second.whole(), first.whole(), second.whole()}, false))
           .ok());
-  const auto again = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(9), 99}},
-                                       std::vector<Descriptor>{{second.address(), 99}}, "gamma");
+  const auto again = a_->make_transfer(Op::kWrite, {{mine_->address(9), 99, 0}},
+                                       {{second.address(), 99, 0}}, "gamma");
   ASSERT_TRUE(run(*again).ok());
   EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data() + 9, 99), 0);
 }
@@ -223,8 +211,8 @@ TEST_P(AgentTest, ReleaseFencesWhatRuns) {
   // Every page may be used again at once, on both sides.
   EXPECT_TRUE(sender->deregister_memory({from.whole()}).ok());
   std::fill(to.bytes.begin(), to.bytes.end(), 0xee);
-  const auto probe = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(), 8}},
-                                       std::vector<Descriptor>{{theirs_->address(), 8}}, "beta");
+  const auto probe = a_->make_transfer(Op::kWrite, {{mine_->address(), 8, 0}},
+                                       {{theirs_->address(), 8, 0}}, "beta");
   ASSERT_TRUE(run(*probe).ok());
   EXPECT_EQ(std::count(to.bytes.begin(), to.bytes.end(), 0xee), 8 << 20);
   EXPECT_TRUE(b_->messages().empty());
@@ -271,27 +259,6 @@ TEST_P(AgentTest, MemoryThatCannotBeWrittenCanBeRead) {
   munmap(page, 4096);
 }
 
-TEST_P(AgentTest, WhatGoesWrongWithMemoryIsSaidAndNothingIsLeft) {
-  const uint64_t registered = a_->stats().registered;
-  const absl::Status vram = a_->register_memory({mine_->whole()}, MemoryKind::kVram);
-  EXPECT_TRUE(absl::IsUnimplemented(vram) || absl::IsInvalidArgument(vram)) << vram;
-  EXPECT_EQ(absl::IsInvalidArgument(vram), memory_supported(MemoryKind::kVram).ok());
-  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({mine_->whole()}, MemoryKind::kVram)));
-  EXPECT_THAT(a_->register_memory({mine_->whole()}, MemoryKind::kObject).message(),
-              HasSubstr("OBJ memory"));
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(a_->register_memory({mine_->whole()}, static_cast<MemoryKind>(77))));
-  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({{mine_->whole(), {16, 4096, 0}}})));
-  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({{0, 0, 0}})));
-  EXPECT_EQ(a_->stats().registered, registered);
-  // Twice the same, and once back: the other one still stands.
-  ASSERT_TRUE(a_->register_memory({mine_->whole()}).ok());
-  ASSERT_TRUE(a_->deregister_memory({mine_->whole()}).ok());
-  EXPECT_TRUE(a_->prepare_local(mine_->pages(8, 8)).ok());
-  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({{mine_->whole(), {1, 2, 3}}})));
-  EXPECT_EQ(a_->stats().registered, registered);
-}
-
 TEST_P(AgentTest, WithoutAThreadBytesMoveInsideTheCalls) {
   const auto c = make_agent(agent_options("gamma", GetParam(), false));
   const auto d = make_agent(agent_options("delta", GetParam(), false));
@@ -319,11 +286,9 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AgentTest);
 
 TEST(Agent, MetadataByListener) {
   const auto a = make_agent(agent_options("alpha"));
-  AgentOptions options = agent_options("server");
-  options.serve_metadata = true;
-  const auto server = make_agent(std::move(options));
+  const auto server = make_server();
   AgentMemory memory(*server, 4096, 1);
-  const std::string where = "127.0.0.1:" + std::to_string(server->port());
+  const std::string where = listener_of(*server);
   ASSERT_TRUE(a->fetch_metadata("server", where).ok());
   run_agents(*a, *server, [&] { return a->has_remote("server", {memory.whole()}); });
 
@@ -349,10 +314,7 @@ TEST(Agent, AListenerThatIsStartedLaterIsCalledAgain) {
   ASSERT_TRUE(a->fetch_metadata("server", where).ok());
   // Refused, the one and the other.
   run_agents(*a, *a, [&] { return a->stats().worker.transfers_ended >= 2; });
-  AgentOptions options = agent_options("server");
-  options.serve_metadata = true;
-  options.worker.listen_port = port;
-  const auto server = make_agent(std::move(options));
+  const auto server = make_server("", true, port);
   ASSERT_NE(server, nullptr);
   run_agents(*a, *server, [&] { return a->has_remote("server") && server->has_remote("alpha"); });
 }
@@ -360,7 +322,7 @@ TEST(Agent, AListenerThatIsStartedLaterIsCalledAgain) {
 TEST(Agent, UnsolicitedMetadataIsDropped) {
   const auto a = make_agent(agent_options("alpha"));
   const auto b = make_agent(agent_options("beta"));
-  ASSERT_TRUE(a->send_metadata("127.0.0.1:" + std::to_string(b->port())).ok());
+  ASSERT_TRUE(a->send_metadata(listener_of(*b)).ok());
   // Acknowledged: it is in the other's inbox.
   run_agents(*a, *b, [&] { return a->stats().worker.transfers_ended == 1; });
   EXPECT_TRUE(b->messages().empty());
@@ -373,8 +335,7 @@ TEST(Agent, OneThatIsGoneIsSaidToBe) {
   AgentMemory mine(*a, 4096, 1);
   auto theirs = std::make_unique<AgentMemory>(*b, 4096, 2);
   introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                      std::vector<Descriptor>{theirs->whole()}, "beta");
+  const auto write = a->make_transfer(Op::kWrite, {mine.whole()}, {theirs->whole()}, "beta");
   ASSERT_TRUE(a->post(*write).ok());
   ASSERT_TRUE(a->wait(*write, kLong).ok());
   b = nullptr;
@@ -395,8 +356,7 @@ struct Pair {
     introduce(*a, *b);
   }
   AgentTransferId make() const {
-    return *a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine->whole()},
-                             std::vector<Descriptor>{theirs->whole()}, "beta");
+    return *a->make_transfer(Op::kWrite, {mine->whole()}, {theirs->whole()}, "beta");
   }
   bool runs(AgentTransferId id) const { return *a->state(id) == AgentTransferState::kRunning; }
   void run_to_end(AgentTransferId id, CallSite from = CallSite::here()) {
@@ -482,8 +442,7 @@ TEST(Agent, RunIsPostWaitAndRelease) {
   AgentMemory theirs(*b, 4096, 2);
   introduce(*a, *b);
   const auto make = [&] {
-    return a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                            std::vector<Descriptor>{theirs.whole()}, "beta");
+    return a->make_transfer(Op::kWrite, {mine.whole()}, {theirs.whole()}, "beta");
   };
   const auto runs = make();  // beta stands still
   ASSERT_TRUE(a->post(*runs).ok());
@@ -522,8 +481,7 @@ TEST(Agent, RemovingAPeerWaitsOnlyForItsRunningTransfers) {
     run_agents(*a, other, [&] { return !other.messages().empty(); });
   };
   const auto post = [&](const AgentMemory& to, const char* agent) {
-    const auto id = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
-                                     std::vector<Descriptor>{to.whole()}, agent);
+    const auto id = a->make_transfer(Op::kWrite, {mine.whole()}, {to.whole()}, agent);
     EXPECT_TRUE(a->post(*id).ok());
     return *id;
   };
@@ -566,50 +524,48 @@ TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
 }
 
 // 600 regions, each a part of a transfer: the worker has 256 at a time, and knows of no others.
-struct ManyParts {
-  ManyParts(Agent& a, Agent& b) : theirs(b, 600 * 256, 2) {
+struct ManyParts : ::testing::Test {
+  void SetUp() override {
+    std::vector<Descriptor> remote;
     for (size_t i = 0; i < 600; ++i) {
-      mine.push_back(std::make_unique<AgentMemory>(a, 256, static_cast<int>(i)));
+      mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
       local.push_back(mine.back()->whole());
       remote.push_back({theirs.address(i * 256), 256, 0});
     }
+    introduce(*a, *b);
+    const auto made = a->make_transfer(Op::kWrite, local, remote, "beta");
+    ASSERT_TRUE(made.ok()) << made.status();
+    write = *made;
+    ASSERT_TRUE(a->post(write).ok());
   }
-  AgentMemory theirs;
+  void run_to_end() {
+    run_agents(*a, *b, [&] { return *a->state(write) != AgentTransferState::kRunning; });
+  }
+  std::unique_ptr<Agent> a = make_agent(agent_options("alpha", "tcp", false));
+  std::unique_ptr<Agent> b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory theirs{*b, 600 * 256, 2};
   std::vector<std::unique_ptr<AgentMemory>> mine;
-  std::vector<Descriptor> local, remote;
+  std::vector<Descriptor> local;
+  AgentTransferId write;
 };
 
 // Promise(agents): Memory of a running transfer cannot be deregistered, nor can parts still queued
 //   | all parts are looked through
-TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  const ManyParts parts(*a, *b);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, parts.local, parts.remote, "beta");
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(a->post(*write).ok());
+TEST_F(ManyParts, MemoryWhosePartsWaitIsNotDeregistered) {
   for (const size_t i : {size_t{0}, size_t{599}}) {
-    const absl::Status gone = a->deregister_memory({parts.local[i]});
+    const absl::Status gone = a->deregister_memory({local[i]});
     EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << i << ": " << gone;
   }
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  EXPECT_TRUE(a->status(*write).ok()) << a->status(*write);
-  EXPECT_TRUE(a->deregister_memory({parts.local[599]}).ok());
+  run_to_end();
+  EXPECT_TRUE(a->status(write).ok()) << a->status(write);
+  EXPECT_TRUE(a->deregister_memory({local[599]}).ok());
 }
 
-TEST(Agent, AbortSubmitsNoMoreParts) {
-  const auto a = make_agent(agent_options("alpha", "tcp", false));
-  const auto b = make_agent(agent_options("beta", "tcp", false));
-  const ManyParts parts(*a, *b);
-  introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, parts.local, parts.remote, "beta");
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(a->post(*write).ok());
+TEST_F(ManyParts, AbortSubmitsNoMoreParts) {
   EXPECT_EQ(a->stats().worker.transfers_submitted, 256u) << "others need slots too";
-  ASSERT_TRUE(a->abort(*write).ok());
-  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-  EXPECT_TRUE(absl::IsCancelled(a->status(*write))) << a->status(*write);
+  ASSERT_TRUE(a->abort(write).ok());
+  run_to_end();
+  EXPECT_TRUE(absl::IsCancelled(a->status(write))) << a->status(write);
   EXPECT_EQ(a->stats().worker.transfers_submitted, 256u);
 }
 

@@ -1,76 +1,23 @@
 // Two processes: prefill in one, decode in the other, and kill -9 for either of them.
+#include <iostream>
+
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/peer_process.h"
 #include "tests/test.h"
-#include "transport/base/child.h"
 
 namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
 
-// A pipe that carries one line.
-class Line {
- public:
-  Line() { EXPECT_EQ(pipe(ends_), 0); }
-  Line(int in, int out) : ends_{in, out} {}
-  ~Line() {
-    for (int end : ends_) close(end);
-  }
-  void put(const std::string& text) {
-    const std::string line = text + "\n";
-    EXPECT_EQ(write(ends_[1], line.data(), line.size()), static_cast<ssize_t>(line.size()));
-  }
-  std::string get() {
-    std::string line;
-    for (char c; read(ends_[0], &c, 1) == 1 && c != '\n';) line += c;
-    return line;
-  }
-  int in() const { return ends_[0]; }
-  int out() const { return ends_[1]; }
-
- private:
-  int ends_[2] = {-1, -1};
-};
-
 // This program once more, as an engine that runs until it is killed: started anew, because a
 // library below a provider may not survive a fork.
-class Process {
- public:
+struct Process : PeerProcess {
   static constexpr const char* kPrefill = "--prefill";
   static constexpr const char* kDecode = "--decode";
   static constexpr const char* kDecodePulls = "--decode-pulls";
-
-  Process(const char* role, const std::string& provider, uint32_t stop_before_layer,
-          const Line& line) {
-    std::vector<std::string> words = {"/proc/self/exe",
-                                      role,
-                                      provider,
-                                      std::to_string(stop_before_layer),
-                                      std::to_string(line.in()),
-                                      std::to_string(line.out())};
-    std::vector<char*> args;
-    for (std::string& word : words) args.push_back(word.data());
-    args.push_back(nullptr);
-    pid_ = base::fork_child();
-    if (pid_ != 0) return;
-    const auto first = static_cast<unsigned>(std::min(line.in(), line.out()));
-    const auto last = static_cast<unsigned>(std::max(line.in(), line.out()));
-    if (first > 3) close_range(3, first - 1, 0);  // nothing else goes along
-    if (last > first + 1) close_range(first + 1, last - 1, 0);
-    close_range(last + 1, ~0u, 0);
-    execv(args[0], args.data());
-    _exit(7);
-  }
-  ~Process() { kill_now(); }
-  void kill_now() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_;
+  Process(const char* role, const std::string& provider, uint32_t stop_before_layer)
+      : PeerProcess("/proc/self/exe", {role, provider, std::to_string(stop_before_layer)}) {}
 };
 
 KvLoad load_of(KvRequestId id, const std::string& prefill, bool pull) {
@@ -78,14 +25,14 @@ KvLoad load_of(KvRequestId id, const std::string& prefill, bool pull) {
 }
 
 // An engine that tells its address and prefills for ever.
-void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line& out) {
+void prefill_main(const std::string& provider, uint32_t stop_before_layer) {
   BatonConnectorOptions options = options_for(provider, "prefill-0");
   options.allow_pull = true;
   auto made = make_baton_connector(options);
   if (!made.ok()) _exit(1);
   TestPrefill prefill(**made, test_layout(60), 1);
   prefill.stop_before_layer(stop_before_layer);
-  out.put((*made)->address());
+  std::cout << (*made)->address() << std::endl;
   while (true) {
     prefill.step();
     if (prefill.open_jobs() == 0) (*made)->wait(std::chrono::seconds(1), -1);
@@ -93,8 +40,9 @@ void prefill_main(const std::string& provider, uint32_t stop_before_layer, Line&
 }
 
 // An engine that asks the prefill worker it is told of for two loads.
-void decode_main(const std::string& provider, bool pull, Line& in) {
-  const std::string address = in.get();
+void decode_main(const std::string& provider, bool pull) {
+  std::string address;
+  std::getline(std::cin, address);
   auto made = make_baton_connector(options_for(provider, "decode-0"));
   if (!made.ok()) _exit(1);
   TestDecode decode(**made, test_layout(80), 2);
@@ -117,9 +65,8 @@ class KvProcessesTest : public OverEveryProvider<std::string> {
 
 TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
   for (const bool pull : {false, true}) {
-    Line line;
-    Process prefill(Process::kPrefill, GetParam(), UINT32_MAX, line);
-    const std::string address = line.get();
+    Process prefill(Process::kPrefill, GetParam(), UINT32_MAX);
+    const std::string address = prefill.line();
     auto connector = make_or_fail(options_for(GetParam(), "decode-0"));
     ASSERT_NE(connector, nullptr);
     TestDecode decode(*connector, test_layout(80), 2);
@@ -139,18 +86,16 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
 }
 
 TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
-  Line first_line;
-  Line second_line;
-  Process first(Process::kPrefill, GetParam(), 2, first_line);
-  Process second(Process::kPrefill, GetParam(), UINT32_MAX, second_line);
+  Process first(Process::kPrefill, GetParam(), 2);
+  Process second(Process::kPrefill, GetParam(), UINT32_MAX);
   auto connector = make_or_fail(options_for(GetParam(), "decode-0"));
   ASSERT_NE(connector, nullptr);
   TestDecode decode(*connector, test_layout(80), 2);
-  const std::string address = first_line.get();
+  const std::string address = first.line();
   ASSERT_TRUE(decode.start(1, address, 40).ok());
   ASSERT_TRUE(decode.start(load_of(2, address, true), 40).ok());
   until(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; });
-  first.kill_now();
+  first.kill_it();
   const absl::Status status = connector->wait_for_layer(1, 5);
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("prefill-0"));
@@ -158,7 +103,7 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   EXPECT_FALSE(decode.load(2).status.ok());
   EXPECT_EQ(decode.cache().free_blocks(), 80u);
 
-  ASSERT_TRUE(decode.start(load_of(3, second_line.get(), true), 79).ok());
+  ASSERT_TRUE(decode.start(load_of(3, second.line(), true), 79).ok());
   until(decode, [&] { return decode.open() == 0; });
   EXPECT_EQ(decode.load(3).verified, 6u) << decode.load(3).status;
   EXPECT_FALSE(decode.load(3).wrong);
@@ -168,20 +113,19 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
 TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
   for (const bool pulls : {false, true}) {
     SCOPED_TRACE(pulls);
-    Line line;
-    Process decode(pulls ? Process::kDecodePulls : Process::kDecode, GetParam(), 0, line);
+    Process decode(pulls ? Process::kDecodePulls : Process::kDecode, GetParam(), 0);
     BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
     options.allow_pull = pulls;
     auto connector = make_or_fail(options);
     ASSERT_NE(connector, nullptr);
     TestPrefill prefill(*connector, test_layout(60), 1);
     prefill.stop_before_layer(2);
-    line.put(connector->address());
+    decode.say(connector->address());
     const auto turn = [&] { prefill.step(); };
     baton::until(
         [&] { return prefill.jobs_seen() == 2 && (pulls || connector->stats().bytes_sent > 0); },
         turn);
-    decode.kill_now();
+    decode.kill_it();
     baton::until([&] { return prefill.open_jobs() == 0; }, turn);
     EXPECT_EQ(prefill.unwanted(), 2u);
     EXPECT_EQ(prefill.cache().free_blocks(), 60u);
@@ -197,12 +141,11 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
 
 int main(int argc, char** argv) {
   using baton::kvtransfer::Process;
-  const std::string_view role = argc == 6 ? argv[1] : "";
-  if (role == Process::kPrefill || role == Process::kDecode || role == Process::kDecodePulls) {
-    baton::kvtransfer::Line line(std::stoi(argv[4]), std::stoi(argv[5]));
-    if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], false, line);
-    if (role == Process::kDecodePulls) baton::kvtransfer::decode_main(argv[2], true, line);
-    baton::kvtransfer::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])), line);
+  const std::string_view role = argc == 4 ? argv[1] : "";
+  if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], false);
+  if (role == Process::kDecodePulls) baton::kvtransfer::decode_main(argv[2], true);
+  if (role == Process::kPrefill) {
+    baton::kvtransfer::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])));
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -114,43 +114,6 @@ TEST_P(CollectivesInC, StatsSayAllThatTheLibraryCounts) {
       GetParam());
 }
 
-TEST(CollectivesOfC, FactorsTagsAndSources) {
-  run_ranks(2, [](Rank& self) {
-    const float own[2] = {1, 2}, factor = self.rank == 0 ? 10.0f : 0.5f;
-    float sum[2] = {};
-    baton_call call = call_of(BATON_ALL_REDUCE, own, sum, 2);
-    call.type = BATON_F32;
-    call.op = BATON_PREMUL_SUM;
-    call.factor = &factor;
-    EXPECT_EQ(self.run(call), BATON_OK) << self.error.text;
-    EXPECT_EQ(sum[1], 21.0f);
-    if (self.rank == 0) {  // the second message is taken first
-      int32_t words[2] = {5, 6};
-      baton_call first = call_of(BATON_SEND, &words[0], nullptr, 1, 1);
-      baton_call second = call_of(BATON_SEND, &words[1], nullptr, 1, 1);
-      first.tag = 1;
-      second.tag = 2;
-      const baton_work one = self.start(first), two = self.start(second);
-      EXPECT_EQ(baton_work_wait(self.comm, two, kLong, &self.error), BATON_OK) << self.error.text;
-      EXPECT_EQ(baton_work_wait(self.comm, one, kLong, &self.error), BATON_OK) << self.error.text;
-    } else {
-      for (const int32_t tag : {2, 1}) {
-        int32_t word = 0;
-        baton_call receive = call_of(BATON_RECEIVE, nullptr, &word, 1, BATON_ANY_RANK);
-        receive.tag = tag;
-        const baton_work work = self.start(receive);
-        EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK)
-            << self.error.text;
-        EXPECT_EQ(word, tag == 2 ? 6 : 5);
-        int32_t source = -1;
-        EXPECT_EQ(baton_work_source(self.comm, work, &source, &self.error), BATON_OK)
-            << self.error.text;
-        EXPECT_EQ(source, 0);
-      }
-    }
-  });
-}
-
 // --- works ---
 
 // Promise(collectives): The number of a call is told its end once, and is never another call's |

@@ -101,71 +101,6 @@ void run_members(int members, uint64_t uuid,
   for (std::thread& thread : threads) thread.join();
 }
 
-int32_t sum_of_ones(baton_comm* comm, baton_error& error) {
-  int32_t one = 1;
-  const baton_call call = call_of(BATON_ALL_REDUCE, &one, &one, 1);
-  baton_work work = 0;
-  EXPECT_EQ(baton_comm_start(comm, &call, &work, &error), BATON_OK) << error.text;
-  EXPECT_EQ(baton_work_wait(comm, work, kLong, &error), BATON_OK) << error.text;
-  return one;
-}
-
-TEST(GroupsOfC, AreMadeOfHandlesSplitAndTakenAsParts) {
-  run_members(3, 7, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
-    EXPECT_EQ(baton_comm_rank(self.comm), rank);
-    EXPECT_EQ(baton_comm_ranks(self.comm), 3);
-    ASSERT_EQ(baton_comm_wait_ready(self.comm, kLong, &self.error), BATON_OK) << self.error.text;
-    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_OK);
-    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
-    baton_handle again[3] = {};
-    size_t count = 0;
-    EXPECT_EQ(baton_comm_handles(self.comm, again, 3, &count, &self.error), BATON_OK);
-    EXPECT_EQ(count, 3U);
-    EXPECT_EQ(std::memcmp(again, handles.data(), sizeof again), 0);
-    // Ranks 2 and 0, in this order; rank 1 is in no group.
-    baton_comm* part = nullptr;
-    ASSERT_EQ(baton_comm_split(self.comm, rank == 1 ? -1 : 4, -rank, nullptr, &part, &self.error),
-              BATON_OK)
-        << self.error.text;
-    EXPECT_EQ(part == nullptr, rank == 1);
-    if (part != nullptr) {
-      EXPECT_EQ(baton_comm_rank(part), rank == 2 ? 0 : 1);
-      EXPECT_EQ(sum_of_ones(part, self.error), 2);
-      baton_comm_destroy(part);
-    }
-    if (rank > 0) {
-      const int32_t ranks[] = {1, 2};
-      ASSERT_EQ(baton_comm_subgroup(self.comm, ranks, 2, nullptr, &part, &self.error), BATON_OK)
-          << self.error.text;
-      EXPECT_EQ(sum_of_ones(part, self.error), 2);
-      baton_comm_destroy(part);
-    }
-    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
-  });
-}
-
-TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
-  run_members(2, 21, [](Member& self, int rank, const std::vector<baton_handle>&) {
-    void* memory = nullptr;
-    ASSERT_EQ(baton_endpoint_allocate(self.endpoint, 4096, &memory, &self.error), BATON_OK)
-        << self.error.text;
-    auto* words = static_cast<int32_t*>(memory);
-    EXPECT_EQ(words[1023], 0);
-    words[7] = rank + 1;
-    const baton_call call = call_of(BATON_ALL_REDUCE, words, words, 1024);
-    baton_work work = 0;
-    ASSERT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_OK) << self.error.text;
-    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
-    EXPECT_EQ(words[7], 3);
-    EXPECT_EQ(baton_endpoint_free(self.endpoint, words + 1, &self.error), BATON_ERR_NOT_FOUND);
-    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_OK);
-    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_ERR_NOT_FOUND);
-    EXPECT_EQ(baton_endpoint_allocate(self.endpoint, 0, &memory, &self.error),
-              BATON_ERR_INVALID_PARAM);
-    EXPECT_GE(baton_endpoint_event_fd(self.endpoint), 0);
-  });
-}
-
 // Promise(collectives): A loop may sleep on an endpoint's event descriptor | peers begin later
 TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
   std::atomic<int> asleep{0};
@@ -195,7 +130,7 @@ TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
   });
 }
 
-TEST(GroupsOfC, HandlesThatMakeNoSenseAreRefused) {
+TEST(GroupsOfC, HandlesAndMemoryThatMakeNoSenseAreRefused) {
   Member self;
   ASSERT_EQ(baton_endpoint_open(nullptr, &self.endpoint, &self.error), BATON_OK) << self.error.text;
   baton_handle own{}, damaged{};
@@ -228,6 +163,14 @@ TEST(GroupsOfC, HandlesThatMakeNoSenseAreRefused) {
     EXPECT_EQ(self.comm, nullptr) << each.what;
     EXPECT_NE(*self.error.text, 0) << each.what;
   }
+  void* memory = nullptr;
+  EXPECT_EQ(baton_endpoint_allocate(self.endpoint, 0, &memory, &self.error),
+            BATON_ERR_INVALID_PARAM);
+  ASSERT_EQ(baton_endpoint_allocate(self.endpoint, 4096, &memory, &self.error), BATON_OK);
+  EXPECT_EQ(baton_endpoint_free(self.endpoint, static_cast<char*>(memory) + 1, &self.error),
+            BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_OK);
+  EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_ERR_NOT_FOUND);
 }
 
 // --- the process ---

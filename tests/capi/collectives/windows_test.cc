@@ -63,42 +63,16 @@ TEST_P(CollectivesInC, WindowsPutGetAndSignal) {
           EXPECT_EQ(bad, BATON_ERR_INVALID_PARAM) << error.text;
         }
         EXPECT_EQ(none, nullptr);
+        // One without bytes needs no memory.
+        baton_window* empty = nullptr;
+        ASSERT_EQ(baton_window_create(self.comm, nullptr, 0, 1, kLong, &empty, &error), BATON_OK)
+            << error.text;
+        EXPECT_EQ(baton_window_bytes(empty, other, &bytes, &error), BATON_OK);
+        EXPECT_EQ(bytes, 0u);
+        baton_window_destroy(empty);
         EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK);
         baton_window_destroy(window);
         baton_window_destroy(nullptr);
-      },
-      GetParam());
-}
-
-TEST_P(CollectivesInC, AnEmptyWindowNeedsNoMemory) {
-  run_ranks(
-      2,
-      [](Rank& self) {
-        baton_error& error = self.error;
-        const bool none = self.rank == 1;
-        std::vector<int32_t> mine(4, 7), got(4);
-        baton_window* window = nullptr;
-        ASSERT_EQ(baton_window_create(self.comm, none ? nullptr : mine.data(), none ? 0 : 16, 1,
-                                      kLong, &window, &error),
-                  BATON_OK)
-            << error.text;
-        uint64_t bytes = 77;
-        EXPECT_EQ(baton_window_bytes(window, 1, &bytes, &error), BATON_OK);
-        EXPECT_EQ(bytes, 0u);
-        baton_access access = BATON_ACCESS_INIT;
-        access.kind = BATON_GET;
-        access.rank = 1 - self.rank;
-        access.data = got.data();
-        access.bytes = 16;
-        baton_work work = 0;
-        const int32_t started = baton_window_start(window, &access, &work, &error);
-        EXPECT_EQ(started, none ? BATON_OK : BATON_ERR_INVALID_PARAM) << error.text;
-        if (none) {
-          EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &error), BATON_OK) << error.text;
-          EXPECT_EQ(got, mine = std::vector<int32_t>(4, 7));
-        }
-        EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK);
-        baton_window_destroy(window);
       },
       GetParam());
 }

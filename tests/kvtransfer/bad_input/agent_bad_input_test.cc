@@ -122,7 +122,14 @@ TEST_F(AgentBadInput, KindsOfMemoryThatAnAgentDoesNotMove) {
         absl::IsUnimplemented(a_->register_rows({{mine_.address(), 8, 0, 8, 8}}, kind).status()));
     EXPECT_FALSE(a_->has_remote("beta", {theirs_.whole()}, kind));
   }
+  EXPECT_THAT(a_->register_memory({mine_.whole()}, MemoryKind::kObject).message(),
+              HasSubstr("OBJ memory"));
+  const absl::Status vram = a_->register_memory({mine_.whole()}, MemoryKind::kVram);
+  EXPECT_TRUE(absl::IsUnimplemented(vram) || absl::IsInvalidArgument(vram)) << vram;
+  EXPECT_EQ(absl::IsInvalidArgument(vram), memory_supported(MemoryKind::kVram).ok());
+  EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory({mine_.whole()}, MemoryKind::kVram)));
   const auto none = static_cast<MemoryKind>(77);
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({mine_.whole()}, none)));
   EXPECT_TRUE(absl::IsInvalidArgument(a_->deregister_memory({mine_.whole()}, none)));
   EXPECT_TRUE(a_->has_remote("beta", {theirs_.whole()}));
   EXPECT_TRUE(absl::IsUnimplemented(
@@ -163,6 +170,12 @@ TEST_F(AgentBadInput, RangesAreRegisteredAllOrNothing) {
     EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory(list)));
     EXPECT_EQ(a_->stats().registered, before_.registered);
   }
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory({{0, 0, 0}})));
+  // Twice the same, and once back: the other one still stands.
+  ASSERT_TRUE(a_->register_memory({mine_.whole()}).ok());
+  ASSERT_TRUE(a_->deregister_memory({mine_.whole()}).ok());
+  const auto list = a_->prepare_local(mine_.pages(8, 8));
+  EXPECT_TRUE(list.ok() && a_->release_list(*list).ok()) << list.status();
 }
 
 TEST_F(AgentBadInput, MappedMemoryIsWithinItsFileAndBeginsWithAPage) {
@@ -240,6 +253,15 @@ TEST_F(AgentBadInput, DirectTransfersOfWhatIsNotThere) {
   EXPECT_TRUE(absl::IsNotFound(made(mine_.whole(), theirs_.whole(), "nobody")));
   EXPECT_TRUE(absl::IsInvalidArgument(made({mine_.address(), 8, 0}, theirs_.whole(), "beta")));
   EXPECT_TRUE(absl::IsInvalidArgument(a_->make_transfer(Op::kWrite, {}, {}, "beta").status()));
+  const auto here = a_->prepare_local({mine_.whole()});
+  const auto there = a_->prepare_remote("beta", {theirs_.whole()});
+  for (int number : {2, 7, 128, 255}) {
+    const auto op = static_cast<Op>(number);
+    EXPECT_TRUE(absl::IsInvalidArgument(a_->make_transfer(op, *here, {0}, *there, {0}).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        a_->make_transfer(op, {mine_.whole()}, {theirs_.whole()}, "beta").status()));
+  }
+  for (const AgentListId list : {*here, *there}) EXPECT_TRUE(a_->release_list(list).ok());
 }
 
 TEST_F(AgentBadInput, MessagesThatAreTooLong) {

@@ -149,28 +149,7 @@ TEST(KvPacking, OneTokenHeadOrElementNeedsNoStride) {
   EXPECT_EQ(tile.fields[0].order, "tokens 2x1, elements ");
 }
 
-TEST(KvPacking, TilesAreRowsOfRuns) {
-  const KvGroup group = group_of(tiles());
-  const KvField& key = group.fields[0];
-  EXPECT_EQ(key.row_tokens, 2u);
-  EXPECT_EQ(key.width, 8u);
-  EXPECT_EQ(key.runs, 1u);
-  EXPECT_EQ(key.token_stride, 16u);
-  EXPECT_EQ(key.order, "tokens 2x2, elements 2x1");
-  EXPECT_EQ(group.fields[1].order, "tokens 2x1, elements ");
-  // Elements outside of each other's tiles: runs.
-  const KvGroup runs = group_of(
-      with(tiles(), {{"/key/tokens", {{2, 2}, {2, 4}}}, {"/key/elements", {{2, 1}, {2, 8}}}}));
-  EXPECT_EQ(runs.fields[0].width, 4u);
-  EXPECT_EQ(runs.fields[0].runs, 2u);
-  EXPECT_EQ(runs.fields[0].run_stride, 16u);
-  // Tiles of elements alone.
-  const KvGroup elements =
-      group_of(with(good(), {{"/key/tokens", {{4, 2}}}, {"/key/elements", {{2, 1}, {2, 8}}}}));
-  EXPECT_EQ(elements.fields[0].row_tokens, 1u);
-  EXPECT_EQ(elements.fields[0].runs, 2u);
-  EXPECT_EQ(elements.fields[0].order, "tokens , elements 2x1");
-  // Of two levels of runs, no row.
+TEST(KvPacking, TilesAreRowsOfOneLevelOfRuns) {
   EXPECT_THAT(why(with(tiles(), {{"/bytes", 256},
                                  {"/value/start", 64},
                                  {"/key/tokens", {{2, 16}, {2, 4}}},

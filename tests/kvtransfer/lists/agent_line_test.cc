@@ -57,18 +57,17 @@ struct LineOf {
 // A transfer that waits for room.
 class Waiting final : public AgentTransfer {
  public:
-  Waiting() : AgentTransfer("silent", 1) {}
+  Waiting() : AgentTransfer("silent", 1, mutex_, Clock::steady(), {}) { begin({}); }
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId /*peer*/, const std::string_view* /*message*/) override { return {}; }
   void feed() override { on_feed(); }
-  AgentTransferState state() const override { return AgentTransferState::kRunning; }
-  AgentOutcome outcome() const override { return {}; }
-  absl::StatusOr<AgentTelemetry> telemetry() const override { return AgentTelemetry(); }
   void abort() override {}
-  void close() override {}
   bool quiet() const override { return true; }
 
   std::function<void()> on_feed = [] {};
+
+ private:
+  std::mutex mutex_;
 };
 
 class AgentLine : public ::testing::Test, protected LineOf {

@@ -156,6 +156,8 @@ TEST(HttpClients, ALineWithoutAnEndIsNotReadForEver) {
   EXPECT_GE(sent, 2 * kMaxStoredMetadata - (1 << 20));
 }
 
+constexpr char kAnothers[] = "BATON1 another 7 60000\nmetadata";
+
 // Keeps one record, and says what was asked. The test puts there what it likes.
 struct HttpRecords : ::testing::Test {
   HttpRecords() {
@@ -165,9 +167,10 @@ struct HttpRecords : ::testing::Test {
       response.status = get_status;
       response.set_content(record, "application/octet-stream");
     });
-    server.Put("/.*", [this](const httplib::Request& request, httplib::Response&) {
+    server.Put("/.*", [this](const httplib::Request& request, httplib::Response& response) {
       asked += 'P';
-      record = request.body;
+      response.status = put_status;
+      if (put_status == 200) record = request.body;
       if (meanwhile) meanwhile();
     });
     server.Delete("/.*", [this](const httplib::Request&, httplib::Response&) { asked += 'D'; });
@@ -186,7 +189,7 @@ struct HttpRecords : ::testing::Test {
   httplib::Server server;
   std::thread serves;
   std::string record, asked;
-  int get_status = 200;
+  int get_status = 200, put_status = 200;
   std::function<void()> meanwhile;  // after a put
   std::optional<HttpStore> store;
 };
@@ -195,7 +198,7 @@ TEST_F(HttpRecords, ConcurrentPutsDetectEachOther) {
   get_status = 404;
   meanwhile = [this] {
     get_status = 200;
-    record = "BATON1 another 7 60000\nmetadata";
+    record = kAnothers;
   };
   EXPECT_TRUE(absl::IsAlreadyExists(store->put("key", "ours")));
   EXPECT_EQ(take_asked(), "GPG");
@@ -223,12 +226,51 @@ TEST_F(HttpRecords, OnlyWhatIsOursIsRemoved) {
   EXPECT_EQ(store->remove("key"), absl::OkStatus());
   EXPECT_EQ(take_asked(), "G");
   put();
-  record = "BATON1 another 7 60000\nmetadata";
+  record = kAnothers;
   EXPECT_EQ(store->remove("key"), absl::OkStatus());
   EXPECT_EQ(take_asked(), "G");
   put();
   EXPECT_EQ(store->remove("key"), absl::OkStatus());
   EXPECT_EQ(take_asked(), "GD");
+}
+
+// A server of strangers, or one that is broken.
+TEST_F(HttpRecords, AnAnswerIsARecordOrRefused) {
+  record = kAnothers;
+  EXPECT_EQ(store->get("key").value_or("none"), "metadata");
+  for (const char* bad :
+       {"", "metadata", "BATON1 another 7 60000", "BATON1 another 7\n",
+        "BATON1 another 7 60000 8\n", "BATON2 another 7 60000\n", "BATON1 another seven 60000\n",
+        "BATON1 another 7 long\n", "BATON1 another 7 0\n", "BATON1 another 7 -60000\n",
+        "BATON1 another 7 86400001\n"}) {
+    record = bad;
+    EXPECT_TRUE(absl::IsDataLoss(store->get("key").status())) << bad;
+  }
+  for (const int status : {201, 301, 403, 500}) {
+    get_status = status;
+    EXPECT_TRUE(absl::IsUnavailable(store->get("key").status())) << status;
+    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << status;
+  }
+  for (const int status : {404, 410}) {
+    get_status = status;
+    EXPECT_TRUE(absl::IsNotFound(store->get("key").status())) << status;
+    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << "it keeps nothing";
+  }
+  get_status = 200;
+  put_status = 500;
+  record = "no record";  // is replaced
+  EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours")));
+  put_status = 200;
+  EXPECT_EQ(store->put("key", "ours"), absl::OkStatus());
+  EXPECT_EQ(store->renew(), absl::OkStatus());
+  put_status = 500;
+  EXPECT_TRUE(absl::IsUnavailable(store->renew()));
+  record = "no record";
+  EXPECT_TRUE(absl::IsDataLoss(store->renew()));
+  record = kAnothers;
+  EXPECT_TRUE(absl::IsAlreadyExists(store->renew()));
+  get_status = 404;
+  EXPECT_TRUE(absl::IsNotFound(store->renew()));
 }
 
 }  // namespace

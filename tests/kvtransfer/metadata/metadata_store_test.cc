@@ -2,8 +2,6 @@
 // believed, and what becomes of it when agents and servers die.
 #include "kvtransfer/metadata/metadata_store.h"
 
-#include <httplib.h>
-
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/file_store.h"
 #include "tests/kvtransfer/agent_pair.h"
@@ -87,8 +85,7 @@ TEST_P(MetadataStoreTest, FoundByNameFollowedAndTakenBack) {
   ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
   until([&] { return a->has_remote(b->name(), {theirs.whole()}); });
   until([&] { return a->metadata_state(b->name()).ok() && published(*b); });
-  const auto read = a->make_transfer(Op::kRead, std::vector<Descriptor>{mine.whole()},
-                                     std::vector<Descriptor>{theirs.whole()}, b->name());
+  const auto read = a->make_transfer(Op::kRead, {mine.whole()}, {theirs.whole()}, b->name());
   ASSERT_EQ(a->post(*read), absl::OkStatus());
   ASSERT_EQ(a->wait(*read, kLong), absl::OkStatus());
   EXPECT_EQ(mine.bytes, theirs.bytes);
@@ -360,63 +357,6 @@ TEST(MetadataStore, LinksLeadNowhereAndPipesAreNotWaitedFor) {
       EXPECT_TRUE(absl::IsUnavailable(FileStore(folder.path()).get(name).status()));
     }
   }
-}
-
-// A server of strangers, or one that is broken.
-TEST(MetadataStore, WhatAServerAnswersIsARecordOrRefused) {
-  httplib::Server server;
-  std::string body;
-  int get_status = 200, put_status = 200;
-  server.Get("/.*", [&](const httplib::Request&, httplib::Response& response) {
-    response.status = get_status;
-    response.set_content(body, "application/octet-stream");
-  });
-  server.Put("/.*", [&](const httplib::Request& request, httplib::Response& response) {
-    if (put_status == 201) body = request.body;
-    response.status = put_status;
-  });
-  const int port = server.bind_to_any_port("127.0.0.1");
-  std::thread serves([&] { server.listen_after_bind(); });
-  until([&] { return server.is_running(); });
-  const auto store =
-      *make_metadata_store("http://127.0.0.1:" + std::to_string(port), std::chrono::seconds(10));
-  body = "BATON1 another 7 60000\nmetadata";
-  EXPECT_EQ(store->get("key").value_or("none"), "metadata");
-  for (const char* bad :
-       {"", "metadata", "BATON1 another 7 60000", "BATON1 another 7\n",
-        "BATON1 another 7 60000 8\n", "BATON2 another 7 60000\n", "BATON1 another seven 60000\n",
-        "BATON1 another 7 long\n", "BATON1 another 7 0\n", "BATON1 another 7 -60000\n",
-        "BATON1 another 7 86400001\n"}) {
-    body = bad;
-    EXPECT_TRUE(absl::IsDataLoss(store->get("key").status())) << bad;
-  }
-  for (const int status : {201, 301, 403, 500}) {
-    get_status = status;
-    EXPECT_TRUE(absl::IsUnavailable(store->get("key").status())) << status;
-    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << status;
-  }
-  for (const int status : {404, 410}) {
-    get_status = status;
-    EXPECT_TRUE(absl::IsNotFound(store->get("key").status())) << status;
-    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << "it keeps nothing";
-  }
-  get_status = 200;
-  put_status = 500;
-  EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours")));
-  put_status = 201;
-  body = "no record";  // is replaced
-  EXPECT_EQ(store->put("key", "ours"), absl::OkStatus());
-  EXPECT_EQ(store->renew(), absl::OkStatus());
-  put_status = 500;
-  EXPECT_TRUE(absl::IsUnavailable(store->renew()));
-  body = "no record";
-  EXPECT_TRUE(absl::IsDataLoss(store->renew()));
-  body = "BATON1 another 7 60000\nmetadata";
-  EXPECT_TRUE(absl::IsAlreadyExists(store->renew()));
-  get_status = 404;
-  EXPECT_TRUE(absl::IsNotFound(store->renew()));
-  server.stop();
-  serves.join();
 }
 
 // Whoever may write the folder takes them away, one by one, or puts others there.
