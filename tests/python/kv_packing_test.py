@@ -131,11 +131,6 @@ class Packed(unittest.TestCase):
                     begin = self.dice.randrange(90)
                     pair.move(begin, begin + 1 + self.dice.randrange(90), self.dice.randrange(2))
 
-    def test_a_rank_of_two_gives_those_of_its_heads(self):
-        whole, half = rows(16, 4, 8), rows(16, 2, 8, 4, 2)
-        pair = Pair(self, half, whole, self.dice, baton.KvShare(2, 1))
-        pair.move(0, 40, 1)
-
     def test_who_tiles_otherwise_is_refused(self):
         for one, other in ((tiled(32, 2, 32), rows(32, 2, 32)), (tiled(32, 2, 32), tiled(32, 2, 32, pair=4)),
                            (tiled(32, 2, 32), tiled(32, 2, 32, tile=8))):

@@ -56,25 +56,6 @@ class Store(unittest.TestCase):
             alone.publish_metadata()
 
 
-class Memory(unittest.TestCase):
-    def test_of_the_agents_own(self):
-        with baton.Agent("alpha") as a, baton.Agent("beta") as b:
-            mine = numpy.frombuffer(a.allocate(1 << 20), dtype=numpy.int64)
-            theirs = numpy.frombuffer(b.allocate(1 << 20), dtype=numpy.int64)
-            self.assertFalse(theirs.any())
-            mine[:] = numpy.arange(mine.size)
-            a.add_remote(b.metadata())
-            with a.direct(baton.WRITE, [mine], [theirs], "beta") as write:
-                write.post().wait(60)
-            self.assertTrue((mine == theirs).all())
-            b.deregister(theirs)
-            with self.assertRaises(baton.NotFoundError):
-                b.deregister(theirs)
-            with self.assertRaises((OSError, ValueError, baton.BatonError)):
-                a.allocate(0)
-        self.assertEqual(int(theirs[7]), 7)  # it lives as long as somebody has it
-
-
 class ByEtcd(unittest.TestCase):
     """NIXL's way: NIXL_ETCD_ENDPOINTS, and calls without an address."""
 

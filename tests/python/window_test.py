@@ -112,19 +112,6 @@ class Window(unittest.TestCase):
 
         over("shm", body)
 
-    def test_a_killed_rank_ends_waits(self):
-        def body(comm):
-            window = baton.Window(comm, size=100)
-            comm.barrier()
-            if comm.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            with self.assertRaisesRegex(baton.RemoteDisconnectError, "rank 1"):
-                window.wait_signal(1, 1)
-            with self.assertRaisesRegex(baton.RemoteDisconnectError, "rank 1"):
-                window.put(b"a", 1)
-
-        ranks(body, 2, killed=(1,))
-
     # The library has room for 256 works; those that nothing waits for are not in the way.
     def test_many_at_a_time(self):
         def body(comm):

@@ -1,11 +1,7 @@
-"""KvConnector between two engines: pushed and pulled, awaited, bound by a key, given up, and with one of two processes
-killed."""
+"""KvConnector between two engines: pushed and pulled, awaited, bound by a key, and given up."""
 import asyncio
 import concurrent.futures
 import contextlib
-import pathlib
-import signal
-import subprocess
 import sys
 import unittest
 from unittest import mock
@@ -18,34 +14,37 @@ except ImportError:
     print("skipped: this needs numpy (Debian: python3-numpy)")
     sys.exit(77)
 
-from connector_peer import LAYERS, Cache
 from helpers import in_child
 
-PEER = str(pathlib.Path(__file__).with_name("connector_peer.py"))
+LAYERS, HEADS, SIZE = 4, 2, 8
+MODEL = "sha256:of the test"
 TOKENS = list(range(5, 105))
 BLOCKS = [9, 4, 11, 2]  # of decode, of 32 tokens
 
 
-class Process:
-    """connector_peer.py, until it is killed; `line()` is what it prints next."""
+class Cache:
+    """K and V of some layers; what `of` a token is, both sides know."""
 
-    def __init__(self, *arguments):
-        self.child = subprocess.Popen([sys.executable, PEER, *arguments], stdout=subprocess.PIPE, text=True)
+    def __init__(self, blocks, tokens, order):
+        self.tokens = tokens
+        shape = (2, blocks, tokens, HEADS, SIZE) if order == "NHD" else (2, blocks, HEADS, tokens, SIZE)
+        self.tensors = [numpy.zeros(shape, numpy.uint16) for _ in range(LAYERS)]
+        self.layout = baton.KvLayout(MODEL).add_paged(self.tensors, blocks=blocks, block_tokens=tokens, heads=HEADS,
+                                                      head_size=SIZE, dtype="bfloat16", order=order, pair="stacked")
+        self.views = [tensor if order == "NHD" else tensor.swapaxes(2, 3) for tensor in self.tensors]
 
-    def line(self):
-        return self.child.stdout.readline().strip()
+    def compute(self, layer, blocks, tokens):
+        """The KV of these tokens, into these blocks."""
+        for i, token in enumerate(tokens):
+            self.views[layer][:, blocks[i // self.tokens], i % self.tokens] = self.of(layer, token)
 
-    def kill(self, how=signal.SIGKILL):
-        self.child.send_signal(how)
+    def holds(self, layer, blocks, tokens):
+        return all((self.views[layer][:, blocks[i // self.tokens], i % self.tokens] == self.of(layer, token)).all()
+                   for i, token in enumerate(tokens))
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self.child.kill()
-        self.child.wait()
-        self.child.stdout.close()
+    @staticmethod
+    def of(layer, token):
+        return token * 31 + layer * 7 + 1
 
 
 class Two(unittest.TestCase):
@@ -317,41 +316,6 @@ class Two(unittest.TestCase):
                 job.save_layer(layer, self.pages)
             job.finish()
             load.wait(timeout=60)
-
-
-class Processes(unittest.TestCase):
-    def test_prefill_dies(self):
-        """In the middle of a load, pushed or pulled: it fails, its blocks are free, and another worker is asked."""
-        for pull in (False, True):
-            with self.subTest(pull=pull), baton.KvConnector("decode") as decode, Process("2") as first:
-                cache = Cache(16, 32, "HND")
-                decode.register_cache(cache.layout)
-                load = decode.load(first.line(), TOKENS, BLOCKS, pull=pull)
-                self.assertEqual(first.line(), "stands")
-                load.wait(1, timeout=60)
-                first.kill()
-                with self.assertRaises(baton.RemoteDisconnectError):
-                    load.wait(timeout=60)
-                self.assertEqual(sorted(load.failed_blocks()), sorted(BLOCKS))
-                load.close(60)
-                with Process() as second, decode.load(second.line(), TOKENS, BLOCKS, pull=pull) as load:
-                    self.assertEqual(asyncio.run(asyncio.wait_for(load, 60)), b"100 tokens")
-                    self.assertTrue(all(cache.holds(layer, BLOCKS, TOKENS) for layer in range(LAYERS)))
-
-    def test_prefill_is_silent(self):
-        """One that is stopped answers nothing: its load fails after so long, and not with its timeout of a minute."""
-        with baton.KvConnector("decode") as decode, Process("1") as prefill:
-            cache = Cache(16, 32, "HND")
-            decode.register_cache(cache.layout)
-            load = decode.load(prefill.line(), TOKENS, BLOCKS, silence=3, timeout=3600)
-            load.wait(0, timeout=60)
-            # Its engine stands, and a thread of the library's answers.
-            self.assertEqual(prefill.line(), "stands")
-            with self.assertRaises(baton.BatonTimeoutError):
-                load.wait(1, timeout=3.5)
-            prefill.kill(signal.SIGSTOP)
-            with self.assertRaises(baton.RemoteDisconnectError):
-                load.wait(1, timeout=60)
 
 
 if __name__ == "__main__":
