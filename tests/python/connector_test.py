@@ -167,16 +167,6 @@ class Two(unittest.TestCase):
             self.assertIsNone(take())
         asyncio.run(main())
 
-    def test_a_job_that_is_given_back_wakes_who_waits(self):
-        async def main():
-            waits = asyncio.ensure_future(self.prefill.job())
-            for _ in range(20):
-                await asyncio.sleep(0)  # it has seen what happened so far
-            job = baton.connector.KvJob(self.prefill, 99, 7, "decode", "", [], 0, 1)
-            self.prefill._give_back(job)
-            self.assertIs(await asyncio.wait_for(waits, 60), job)
-        asyncio.run(main())
-
     def test_timeouts_are_of_the_clock(self):
         """However often others' requests wake who waits."""
         job, rounds, now = self.prefill.bind("never", len(TOKENS)), 0, 0.0
@@ -273,23 +263,10 @@ class Two(unittest.TestCase):
             baton.KvConnector("")
         with self.assertRaisesRegex(baton.NotAllowedError, "KV cache already"):
             self.decode.register_cache(self.here.layout)
-        with baton.KvConnector("bare") as bare:
-            with self.assertRaisesRegex(baton.NotAllowedError, "register_cache"):
-                bare.load(address, TOKENS, BLOCKS)
-            with self.assertRaises(baton.NotAllowedError):
-                bare.bind("key", 4)
+        with baton.KvConnector("bare") as bare, self.assertRaisesRegex(baton.NotAllowedError, "register_cache"):
+            bare.load(address, TOKENS, BLOCKS)
         with self.assertRaisesRegex(baton.InvalidParamError, "closed"):
             bare.next_job()
-        # Another model, and a prefill that lets nobody read.
-        stranger = baton.KvConnector("stranger")
-        self.addCleanup(stranger.close)
-        other = Cache(16, 32, "NHD")
-        stranger.register_cache(baton.KvLayout("another model").add_paged(
-            other.tensors, blocks=16, block_tokens=32, heads=2, head_size=8, dtype="bfloat16", pair="stacked"))
-        with stranger.load(address, TOKENS, BLOCKS) as load, self.assertRaisesRegex(baton.NotAllowedError, "another model"):
-            load.wait(timeout=60)
-        with self.prefill.load(stranger.address, TOKENS, self.pages, pull=True) as load, self.assertRaises(baton.BatonError):
-            load.wait(timeout=60)
 
     def test_closed_while_threads_and_loops_wait(self):
         load = self.load()

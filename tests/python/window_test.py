@@ -1,14 +1,12 @@
 """baton.Window: ranks are forked processes, as in communicator_test.py."""
 import asyncio
 import gc
-import os
-import signal
 import unittest
 
 import numpy as np
 
 import baton
-from communicator_test import processes, ranks
+from communicator_test import processes
 
 PROVIDERS = ("shm", "tcp")
 

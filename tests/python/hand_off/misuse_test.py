@@ -9,7 +9,7 @@ import unittest.mock
 
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run, Shard
-from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, Pair, order
+from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Pair, order
 from helpers import in_child
 
 CHILD = """
