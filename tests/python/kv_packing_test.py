@@ -1,67 +1,24 @@
 """Blocks that kernels pack: how they do is found by looking, and a plan moves their tokens between packings. Against a
 reference in numpy that knows of a block only where each number is."""
-import sys
 import unittest
+
+import numpy
 
 import baton
 from baton.kv import find_packing
-
-try:
-    import numpy
-except ImportError:
-    print("skipped: this needs numpy (Debian: python3-numpy)")
-    sys.exit(77)
-
-TYPES = {"bfloat16": numpy.uint16, "float16": numpy.uint16, "float32": numpy.uint32}
-
-
-def tiled(tokens, heads, size, total=None, first=0, tile=16, pair=2, dtype="bfloat16"):
-    """K in tiles of [tokens]: [group of elements][token]{elements}, V of [elements]: [group of tokens][element]{tokens}."""
-    half = tokens * size
-    key = {"start": 0, "tokens": [[tile, pair], [tokens // tile, tile * size]],
-           "elements": [[pair, 1], [size // pair, tile * pair]]}
-    value = {"start": half, "tokens": [[pair, 1], [tokens // pair, tile * pair]],
-             "elements": [[tile, pair], [size // tile, tile * tokens]]}
-    for each in key, value:
-        each["heads"] = [[heads, 2 * half]]
-    return said(tokens, heads, size, total, first, dtype, key, value)
-
-
-def rows(tokens, heads, size, total=None, first=0, dtype="bfloat16", transposed=False):
-    """[token][head]{K, V}, or [head]{K: [element][token], V: [token][element]}."""
-    if transposed:
-        key = {"start": 0, "tokens": [[tokens, 1]], "elements": [[size, tokens]], "heads": [[heads, 2 * tokens * size]]}
-        value = {"start": tokens * size, "tokens": [[tokens, size]], "elements": [[size, 1]], "heads": key["heads"]}
-    else:
-        key = {"start": 0, "tokens": [[tokens, 2 * size * heads]], "elements": [[size, 1]], "heads": [[heads, 2 * size]]}
-        value = dict(key, start=size)
-    return said(tokens, heads, size, total, first, dtype, key, value)
-
-
-def said(tokens, heads, size, total, first, dtype, key, value):
-    return {"block_tokens": tokens, "heads": heads, "total_heads": total or heads, "first_head": first, "head_size": size,
-            "dtype": dtype, "bytes": 2 * tokens * heads * size * TYPES[dtype]().itemsize, "key": key, "value": value}
-
-
-def along(levels, count):
-    """Where the steps of an axis are."""
-    out, index = numpy.zeros(count, int), numpy.arange(count)
-    for many, stride in levels:
-        out, index = out + index % many * stride, index // many
-    return out
-
+from packings import along, packing_of
 
 def places(packing):
     """[K or V][token][head][element] -> place in a block."""
-    return numpy.stack([half["start"] + along(half["tokens"], packing["block_tokens"])[:, None, None]
-                        + along(half["heads"], packing["heads"])[:, None] + along(half["elements"], packing["head_size"])
-                        for half in (packing["key"], packing["value"])])
+    tokens, heads, elements = (numpy.arange(packing[name]) for name in ("block_tokens", "heads", "head_size"))
+    return numpy.stack([half["start"] + along(half["tokens"], tokens)[:, None, None] + along(half["heads"], heads)[:, None]
+                        + along(half["elements"], elements) for half in (packing["key"], packing["value"])])
 
 
 class Packed(unittest.TestCase):
     def test_a_plan_moves_what_is_packed(self):
         """Two of four heads, from blocks of other tokens and of another order, with gaps between them."""
-        source, target, gap = rows(32, 2, 8, 4, 2), rows(16, 4, 8, transposed=True), 64
+        source, target, gap = packing_of("rows", 32, 2, 8, total=4, first=2), packing_of("vec", 16, 4, 8), 64
         theirs, mine, layouts = [3, 0], [2, 5, 1, 4], []
         with baton.Agent("source") as a, baton.Agent("target") as b:
             for agent, packing in (a, source), (b, target):
@@ -92,8 +49,8 @@ class Packed(unittest.TestCase):
             baton.KvPlan(agent, baton.READ, whole[0], "alone", whole[1])
 
     def test_a_layout_with_tiles_is_told_and_one_without_as_older_releases_tell_it(self):
-        packed = baton.KvLayout("m").add_packed([(4096, 4 * 8192, 0)], tiled(32, 2, 32), blocks=4)
-        plain = baton.KvLayout("m").add_packed([(4096, 4 * 1024, 0)], rows(16, 2, 8), blocks=4)
+        packed = baton.KvLayout("m").add_packed([(4096, 4 * 8192, 0)], packing_of("amx", 32, 2, 32), blocks=4)
+        plain = baton.KvLayout("m").add_packed([(4096, 4 * 1024, 0)], packing_of("rows", 16, 2, 8), blocks=4)
         for layout, version in ((packed, 3), (plain, 2)):
             told = layout.encode()
             self.assertEqual(told[8 + 2 + 2 + 8], version)
@@ -102,8 +59,8 @@ class Packed(unittest.TestCase):
             self.assertEqual(again.groups, layout.groups)
 
     def test_where_numbers_lie_is_found_by_looking(self):
-        packings = [tiled(32, 2, 32), tiled(64, 3, 16, tile=8, pair=4), rows(16, 2, 8), rows(16, 3, 8, transposed=True),
-                    rows(1, 1, 5), rows(300, 1, 64)]
+        packings = [packing_of("amx", 32, 2, 32), packing_of("amx", 64, 3, 16, tile=8, pair=4), packing_of("rows", 16, 2, 8),
+                    packing_of("vec", 16, 3, 8), packing_of("rows", 1, 1, 5), packing_of("rows", 300, 1, 64)]
         for packing in packings:
             with self.subTest(packing=packing):
                 at, shape = places(packing), [packing[key] for key in ("block_tokens", "heads", "head_size")]
