@@ -140,19 +140,6 @@ class Agents(Pair):
         self.assertEqual(sorted(int(message) for _, message in self.heard(200)), list(range(200)))
         self.assertEqual(self.theirs[:200 * 256], self.mine[:200 * 256])
 
-    def test_await(self):
-        async def move():
-            transfers = [self.a.transfer(baton.WRITE, self.local, [i], self.remote, [i], b"m") for i in range(20)]
-            await asyncio.gather(*(one for one in transfers))
-            self.assertTrue(all(one.done() for one in transfers))
-            await transfers[3]  # again: at once
-            self.b.close()
-            with self.assertRaises(baton.RemoteDisconnectError):
-                await self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])
-
-        asyncio.run(asyncio.wait_for(move(), 60))
-        self.assertEqual(self.theirs[:5120], self.mine[:5120])
-
     def test_tasks_of_transfers(self):
         """What takes coroutines takes a transfer: each task that waits for it ends as it does."""
         async def move():

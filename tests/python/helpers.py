@@ -1,6 +1,7 @@
-"""What several tests do: calls in threads and in a forked child, and calls that are refused."""
+"""What several tests do: calls in threads and in a forked child, waits, and calls that are refused."""
 import concurrent.futures
 import os
+import time
 import traceback
 import unittest
 import warnings
@@ -27,6 +28,14 @@ def in_child(body):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0, "the child failed"
+
+
+def until(condition, seconds=60):
+    """Waits for what must happen sooner or later."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
 
 
 class Refusing(unittest.TestCase):

@@ -86,10 +86,6 @@ class Window(unittest.TestCase):
             window = baton.Window(comm, size=100)
             for what, wrong in (
                     ("window has 100 bytes", lambda: window.put(b"ab", 1, 99)),
-                    ("window has 100 bytes", lambda: window.get(bytearray(101), 1)),
-                    ("there are 2 ranks", lambda: window.signal(2)),
-                    ("the window has 1 signals", lambda: window.wait_signal(1, 1, slot=1)),
-                    ("at least", lambda: window.signal(1, add=0)),
                     ("offset", lambda: window.put(b"ab", 1, -1)),
                     ("4294967296 is no rank", lambda: window.size(1 << 32)),
                     ("4294967296 is no rank", lambda: window.signal_value(1 << 32)),

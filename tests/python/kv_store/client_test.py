@@ -9,7 +9,8 @@ import time
 import unittest
 
 from baton.kv_store import KvStore, Names, names_of
-from store_process import PATIENCE, Between, WithStore, until
+from helpers import until
+from store_process import PATIENCE, Between, WithStore
 
 
 def key(number):

@@ -9,7 +9,8 @@ import types
 import unittest
 
 import vllm_fakes as fakes
-from store_process import PATIENCE, Store, WithStore, until
+from helpers import until
+from store_process import PATIENCE, Store, WithStore
 
 fakes.install()
 from baton.kv_store.vllm_tier import BatonTier  # noqa: E402: where vLLM would be
