@@ -2,7 +2,6 @@
 a hang or a wrong byte. Over shm and over tcp."""
 import os
 import re
-import socket
 import tempfile
 import types
 import unittest
@@ -154,13 +153,6 @@ class Words(Pair):
                           {"layers": (2 ** 32, 2 ** 32 + 1)}, {"local_first_block": 2 ** 64}):
                 self.refused(baton.InvalidParamError, lambda: plan.transfer([0], [0], **wrong))
             plan.transfer([0], [0], tokens=8).release()
-
-    def test_what_exists_already_is_not_a_transfer_that_runs(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            for make in (baton.Agent, baton.KvConnector):
-                self.refused(baton.BackendError, lambda: make("late", listen_port=taken.getsockname()[1]), "in use")
 
     def test_a_cluster_key_that_cannot_be_made_or_read(self):
         """What is wrong is set up wrong here; nobody is disconnected."""
