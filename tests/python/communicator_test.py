@@ -16,7 +16,7 @@ import numpy as np
 
 import baton
 import ports
-from helpers import in_child, in_threads
+from helpers import FakeTensor, in_child, in_threads
 
 RANKS = 3
 
@@ -237,28 +237,6 @@ def moves(comm):
         check(comm.receive(np.empty_like(all_of[r]), (r - 1) % n), all_of[(r - 1) % n], what)
         sent.wait()
     comm.barrier()
-
-
-class FakeTensor:
-    """A tensor as torch has it, of a type that numpy lacks."""
-
-    class device:
-        type = "cpu"
-
-    def __init__(self, words, dtype, contiguous=True):
-        self.words, self.dtype, self._contiguous = words, f"torch.{dtype}", contiguous
-
-    def data_ptr(self):
-        return self.words.ctypes.data
-
-    def element_size(self):
-        return self.words.itemsize
-
-    def numel(self):
-        return self.words.size
-
-    def is_contiguous(self):
-        return self._contiguous
 
 
 class OnlyDLPack:

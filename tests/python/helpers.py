@@ -3,6 +3,7 @@ import concurrent.futures
 import os
 import time
 import traceback
+import types
 import unittest
 import warnings
 
@@ -36,6 +37,16 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "it has not happened"
         time.sleep(0.01)
+
+
+class FakeTensor:
+    """As torch's, over an array of numpy's: of types that numpy lacks, too."""
+
+    def __init__(self, words, dtype="float32", contiguous=True, device="cpu"):
+        self.words, self.dtype, self.shape, self.device = words, f"torch.{dtype}", words.shape, types.SimpleNamespace(type=device)
+        self.data_ptr, self.numel, self.element_size = (lambda: words.ctypes.data), (lambda: words.size), (lambda: words.itemsize)
+        self.stride = lambda: tuple(step // words.itemsize for step in words.strides)
+        self.is_contiguous = lambda: contiguous
 
 
 class Refusing(unittest.TestCase):
