@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional, TypeVar
 
-from ._library import Bytes, Error, lib, take
+from ._library import Bytes, Error, call, lib, take
 from .errors import InvalidParamError, error_of
 
 
@@ -48,6 +48,12 @@ class Handle:
         self._destroying = threading.RLock()
         self.all.add(self)
 
+    def make(self, function: Any, *arguments: Any) -> None:
+        """Has a function make it, which gives it in its last argument but the error."""
+        made = ctypes.c_void_p()
+        call(function, *arguments, ctypes.byref(made))
+        self.value = made.value
+
     def ask(self, function: Any, *arguments: Any) -> Any:
         """Calls a function of the library that takes an agent first."""
         me = threading.get_ident()
@@ -67,6 +73,15 @@ class Handle:
         if result < 0:
             raise error_of(result, error.text.decode(errors="replace"))
         return result
+
+    def number_of(self, function: Any, *arguments: Any, kind: Any = ctypes.c_uint64) -> int:
+        """The number that a function gives in its last argument but the error; of a handle that it does not give, 0."""
+        out = kind()
+        self.call(function, *arguments, ctypes.byref(out))
+        return out.value or 0
+
+    def handle_of(self, function: Any, *arguments: Any) -> int:
+        return self.number_of(function, *arguments, kind=ctypes.c_void_p)
 
     def bytes_of(self, function: Any, *arguments: Any) -> bytes:
         """The bytes that a function gives in its last argument but the error."""

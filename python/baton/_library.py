@@ -395,6 +395,13 @@ def call(function: Any, *arguments: Any) -> int:
     return result
 
 
+def defaults(kind: Any, init: Any) -> Any:
+    """Options of this kind as the library fills them in."""
+    out = kind()
+    init(ctypes.byref(out), ctypes.sizeof(out))
+    return out
+
+
 def take(out: Bytes) -> bytes:
     """The bytes that the library returned; frees them."""
     taken = ctypes.string_at(out.data, out.size) if out.data else b""

@@ -24,7 +24,7 @@ from typing import Any, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Tu
 
 from . import _library, _loop
 from ._handle import Closing, Handle
-from ._library import call, lib, take
+from ._library import call, defaults, lib, take
 from .buffers import DRAM, FILE, Rows, indices_of, known_kind, memory_of, rows_of
 from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
 
@@ -226,8 +226,7 @@ class Agent(Closing):
                  settings: Optional[Mapping[str, Any]] = None, metadata_store: str = "",
                  metadata_lease: float = 10, advertise: str = "") -> None:
         self._open = Handle(None)
-        options = _library.Options()
-        lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
+        options = defaults(_library.Options, lib.agent_options_init)
         options.name = _name(name)
         _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.progress_thread = progress_thread
@@ -235,9 +234,7 @@ class Agent(Closing):
         options.max_transfers = _within(max_transfers, 2 ** 32 - 1, "max_transfers")
         options.metadata_store = _text(metadata_store, "metadata_store") or None
         options.metadata_lease_ms = _within(int(metadata_lease * 1000), 2 ** 32 - 1, "metadata_lease in milliseconds")
-        handle = ctypes.c_void_p()
-        call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
-        self._open.value = handle.value
+        self._open.make(lib.agent_create, ctypes.byref(options))
         self.name = _name(name).decode()
         self.threaded = progress_thread
         self._kept: Dict[Tuple[int, int, int, int], List[Any]] = {}  # what registered memory belongs to
@@ -425,10 +422,8 @@ class Agent(Closing):
         transfer with oneself."""
         rows = rows_of(descriptors, memory)
         function = lib.list_prepare if rows.columns == 3 else lib.list_prepare_strided
-        out = ctypes.c_uint64()
         name = None if agent is None else _name(agent)
-        self._open.call(function, name, rows.kind, rows.address, rows.count, ctypes.byref(out))
-        return DescriptorList(self, out.value, rows.count)
+        return DescriptorList(self, self._open.number_of(function, name, rows.kind, rows.address, rows.count), rows.count)
 
     def transfer(self, op: int, local: DescriptorList, local_indices: Any, remote: DescriptorList,
                  remote_indices: Any, message: bytes = b"") -> Transfer:
@@ -436,11 +431,11 @@ class Agent(Closing):
         all bytes are there."""
         mine, many, held = indices_of(local_indices)
         theirs, as_many, held_too = indices_of(remote_indices)
-        out, text = ctypes.c_uint64(), _bytes(message, "a message")
-        self._open.call(lib.transfer_make, _op(op), local.number, mine, many, remote.number, theirs, as_many, text,
-                        len(text), ctypes.byref(out))
+        text = _bytes(message, "a message")
+        number = self._open.number_of(lib.transfer_make, _op(op), local.number, mine, many, remote.number, theirs, as_many, text,
+                                      len(text))
         del held, held_too
-        return Transfer(self, out.value)
+        return Transfer(self, number)
 
     def write(self, local: DescriptorList, local_indices: Any, remote: DescriptorList, remote_indices: Any,
               message: bytes = b"") -> Transfer:
@@ -458,10 +453,9 @@ class Agent(Closing):
         mine, theirs = rows_of(local, local_memory), rows_of(remote, memory)
         if mine.columns != 3 or theirs.columns != 3:
             raise ValueError("rows of 5 numbers are for prepare()")
-        out, text = ctypes.c_uint64(), _bytes(message, "a message")
-        self._open.call(lib.transfer_make_between, _op(op), mine.kind, mine.address, mine.count, theirs.kind,
-                        theirs.address, theirs.count, _name(agent), text, len(text), ctypes.byref(out))
-        return Transfer(self, out.value)
+        text = _bytes(message, "a message")
+        return Transfer(self, self._open.number_of(lib.transfer_make_between, _op(op), mine.kind, mine.address, mine.count,
+                                                   theirs.kind, theirs.address, theirs.count, _name(agent), text, len(text)))
 
     # --- messages
 

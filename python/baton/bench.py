@@ -10,10 +10,8 @@ Python, from post to done.
 Each row is the median of its rounds, with the best beside it. The libraries take turns, round by round, so that all
 see the same machine, and each has two processes of its own, which are stopped while it is another's turn: a library
 that polls takes no time from the others. `memcpy` is a copy of the same pages within this process, in the same turns,
-and what a transfer on one machine cannot beat by much; `sockets`, over tcp, is what one plain connection does from
-Python, the pages given to sendmsg() and recvmsg() 1,024 at a time. The ratio is the median of (its time / Baton's) of
-the turns: above 1, Baton is quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is
-timed.
+and what a transfer on one machine cannot beat by much. The ratio is the median of (its time / Baton's) of the turns:
+above 1, Baton is quicker. GB/s are 10^9 bytes per second. The bytes are checked once before anything is timed.
 """
 from __future__ import annotations
 
@@ -259,7 +257,7 @@ def main() -> None:
         parser.error(f"cannot write {arguments.json}: name a file that can be written")
     names = ["baton"] + [name for name in arguments.baseline.split(",") if name]
     for name in names:
-        if name not in SIDES or name == "sockets":
+        if name not in SIDES:
             near = difflib.get_close_matches(name, ("nixl", "mooncake"), 1)
             hint = f"did you mean {near[0]}?" if near else "there are nixl and mooncake"
             parser.error(f"no baseline {name}: {hint}")
@@ -269,8 +267,6 @@ def main() -> None:
                 there()
         except ImportError as why:
             parser.error(str(why))
-    if arguments.require == "tcp":
-        names.append("sockets")
     arguments.bytes = max(pages * page for pages, page in arguments.shapes)
     libraries = [Library(name, arguments) for name in names]
     those = libraries + [Memcpy(arguments.bytes)]

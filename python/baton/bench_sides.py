@@ -1,12 +1,10 @@
-"""The libraries that `python -m baton.bench` measures, and plain sockets: one side for each. A side has memory that
-is registered, metadata for the other side, transfers, and run(), from post to done."""
+"""The libraries that `python -m baton.bench` measures: one side for each. A side has memory that is registered, metadata
+for the other side, transfers, and run(), from post to done."""
 from __future__ import annotations
 
 import argparse
 import importlib
-import socket
-import threading
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict
 
 import numpy
 
@@ -123,79 +121,4 @@ def mooncake() -> Any:
         raise ImportError("Mooncake is not installed here: pip install mooncake-transfer-engine-non-cuda") from why
 
 
-class SocketsSide:
-    """The floor over tcp: one blocking connection, and nothing that says which bytes come."""
-
-    AT_ONCE = 1024  # buffers of a call: the kernel takes no more
-
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
-        self.memory = numpy.zeros(arguments.bytes, dtype=numpy.uint8)
-        self.metadata = b""
-        if name == "bench-target":
-            listener = socket.create_server(("127.0.0.1", 0))
-            self.metadata = str(listener.getsockname()[1]).encode()
-            threading.Thread(target=self.serve, args=(listener,), daemon=True).start()
-
-    def serve(self, listener: socket.socket) -> None:
-        """As target: a connection for each transfer, as long as the initiator has use for it."""
-        while True:
-            threading.Thread(target=self.run_again, args=(self.tuned(listener.accept()[0]),), daemon=True).start()
-
-    def run_again(self, connection: socket.socket) -> None:
-        """One transfer, each time that a byte asks for it."""
-        pages, page, writes = (int(word) for word in connection.recv(48, socket.MSG_WAITALL).split())
-        parts = self.parts(numpy.frombuffer(connection.recv(8 * pages, socket.MSG_WAITALL), dtype=numpy.int64), page)
-        while connection.recv(1):
-            (self.take if writes else self.give)(connection, parts)
-            if writes:
-                connection.send(b"!")
-
-    @staticmethod
-    def tuned(connection: socket.socket) -> socket.socket:
-        """With the buffers that Baton's have."""
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            connection.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-
-    def parts(self, order: Array, page: int) -> List[List[memoryview]]:
-        """These pages, for one call after the other."""
-        memory = self.memory.data
-        views = [memory[page * at:page * (at + 1)] for at in order.tolist()]
-        return [views[i:i + self.AT_ONCE] for i in range(0, len(views), self.AT_ONCE)]
-
-    @staticmethod
-    def give(connection: socket.socket, parts: List[List[memoryview]]) -> None:
-        """Sends them."""
-        for part in parts:
-            if connection.sendmsg(part) != sum(map(len, part)):
-                raise SystemExit("a blocking socket took less than it was given")
-
-    @staticmethod
-    def take(connection: socket.socket, parts: List[List[memoryview]]) -> None:
-        """Receives into them."""
-        for part in parts:
-            if connection.recvmsg_into(part, 0, socket.MSG_WAITALL)[0] != sum(map(len, part)):
-                raise SystemExit("a plain connection was lost")
-
-    def make(self, op: str, _rows: Array, mine: Array, metadata: bytes, their_rows: Array,
-             theirs: Array) -> Any:
-        """A transfer of mine[i] and theirs[i]."""
-        connection = self.tuned(socket.create_connection(("127.0.0.1", int(metadata))))
-        page = int(their_rows[0, 1])
-        connection.sendall(f"{len(theirs)} {page} {int(op == 'write')}".encode().ljust(48))
-        connection.sendall(theirs.astype(numpy.int64).tobytes())
-        return op, connection, self.parts(mine, page)
-
-    def run(self, transfer: Any) -> None:
-        """From the first byte to the last, and over tcp's way back."""
-        op, connection, parts = transfer
-        connection.send(b"?")
-        if op == "write":
-            self.give(connection, parts)
-            connection.recv(1)
-        else:
-            self.take(connection, parts)
-
-
-SIDES: Dict[str, Any] = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide, "sockets": SocketsSide}
+SIDES: Dict[str, Any] = {"baton": BatonSide, "nixl": NixlSide, "mooncake": MooncakeSide}

@@ -30,7 +30,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import _library
 from ._handle import Closing, Handle
-from ._library import call, lib
+from ._library import call, defaults, lib
 from ._requests import KINDS, all_of, like, nanoseconds, part_of, places, request_of
 from .agent import _in_slices, _text, _within
 from .endpoint import Endpoint, EndpointHandle, place_from_environment
@@ -53,8 +53,7 @@ def _in_word(number: int, what: str) -> int:
 
 def _comm_options(name: str, uuid: int, start_timeout: Optional[float], timeout: Optional[float], ordered: bool,
                   tune: bool) -> _library.CommOptions:
-    options = _library.CommOptions()
-    lib.comm_options_init(ctypes.byref(options), ctypes.sizeof(options))
+    options: _library.CommOptions = defaults(_library.CommOptions, lib.comm_options_init)
     options.name, options.uuid = _text(name, "name"), _within(uuid, 2 ** 64 - 1, "uuid")
     options.start_timeout = nanoseconds(start_timeout, "start_timeout")
     options.timeout = nanoseconds(timeout, "timeout")
@@ -87,10 +86,10 @@ class Communicator(Closing):
         handle = ctypes.c_void_p()
         meet = endpoint._open.call if endpoint else lambda function, *arguments: call(function, None, *arguments)
         meet(lib.comm_meet, ctypes.byref(place), ctypes.byref(options), ctypes.byref(handle))
-        self._take(handle, name, endpoint, endpoint is not None and endpoint.background)
+        self._take(handle.value, name, endpoint, endpoint is not None and endpoint.background)
 
-    def _take(self, handle: ctypes.c_void_p, name: str, endpoint: Optional[Endpoint], background: bool) -> "Communicator":
-        self._open = Handle(handle.value, "communicator")
+    def _take(self, handle: Optional[int], name: str, endpoint: Optional[Endpoint], background: bool) -> "Communicator":
+        self._open = Handle(handle, "communicator")
         self.name, self._endpoint, self._background = name, endpoint, background
         self._running: Dict[int, Work] = {}  # what is in flight, with the memory that it uses
         self._most = _KEPT  # of those, before _make_room()
@@ -110,18 +109,16 @@ class Communicator(Closing):
         the same number at every rank, not 0, never used before. Returns at once; calls may be started, and wait until the
         ranks that they need are there."""
         options = _comm_options(name, uuid, start_timeout, timeout, ordered, tune)
-        handle = ctypes.c_void_p()
-        endpoint._open.call(lib.comm_create, *_row(handles), ctypes.byref(options), ctypes.byref(handle))
+        handle = endpoint._open.handle_of(lib.comm_create, *_row(handles), ctypes.byref(options))
         return cls.__new__(cls)._take(handle, name, endpoint, endpoint.background)
 
     @property
     def endpoint(self) -> Endpoint:
         """The endpoint that it shares with other communicators of this process."""
         if self._endpoint is None:
-            handle = ctypes.c_void_p()
-            self._open.call(lib.comm_endpoint, ctypes.byref(handle))
             self._endpoint = Endpoint.__new__(Endpoint)
-            self._endpoint._open, self._endpoint.background = EndpointHandle(handle.value), self._background
+            self._endpoint._open = EndpointHandle(self._open.handle_of(lib.comm_endpoint))
+            self._endpoint.background = self._background
             weakref.finalize(self._endpoint, self._endpoint._open.destroy)
         return self._endpoint
 
@@ -130,19 +127,17 @@ class Communicator(Closing):
         """A call of all ranks: those with the same color make a group of their own, ordered by key and then by rank; None for
         a color below 0. Connections are shared."""
         options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
-        handle = ctypes.c_void_p()
-        self._open.call(lib.comm_split, _in_word(color, "color"), _in_word(key, "key"), ctypes.byref(options), ctypes.byref(handle))
-        return self._part(handle, name) if handle.value else None
+        handle = self._open.handle_of(lib.comm_split, _in_word(color, "color"), _in_word(key, "key"), ctypes.byref(options))
+        return self._part(handle, name) if handle else None
 
     def subgroup(self, ranks: Sequence[int], *, name: str = "group", start_timeout: Optional[float] = None,
                  timeout: Optional[float] = None, ordered: bool = False, tune: bool = True) -> "Communicator":
         """The group of these ranks, in this order; a call of its members alone."""
         options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
-        handle, row = ctypes.c_void_p(), (ctypes.c_int32 * len(ranks))(*[_in_word(rank, "rank") for rank in ranks])
-        self._open.call(lib.comm_subgroup, row, len(ranks), ctypes.byref(options), ctypes.byref(handle))
-        return self._part(handle, name)
+        row = (ctypes.c_int32 * len(ranks))(*[_in_word(rank, "rank") for rank in ranks])
+        return self._part(self._open.handle_of(lib.comm_subgroup, row, len(ranks), ctypes.byref(options)), name)
 
-    def _part(self, handle: ctypes.c_void_p, name: str) -> "Communicator":
+    def _part(self, handle: Optional[int], name: str) -> "Communicator":
         return Communicator.__new__(Communicator)._take(handle, name, self._endpoint, self._background)
 
     def handles(self) -> List[bytes]:
@@ -154,12 +149,11 @@ class Communicator(Closing):
     def reconfigure(self, handles: Sequence[bytes], uuid: int, timeout: Optional[float] = None) -> Work:
         """Replaces the members, also after a failure or abort(): fewer, more, or all new. New members join with
         from_handles(). `rank` and `ranks` are the new ones at once; the Work ends when all are there."""
-        number = ctypes.c_uint64()
-        self._open.call(lib.comm_reconfigure, *_row(handles), _within(uuid, 2 ** 64 - 1, "uuid"),
-                        nanoseconds(timeout, "timeout") or -1, ctypes.byref(number))
+        number = self._open.number_of(lib.comm_reconfigure, *_row(handles), _within(uuid, 2 ** 64 - 1, "uuid"),
+                                      nanoseconds(timeout, "timeout") or -1)
         self._count_ranks()
         work = Work(self, "reconfigure", None, None)
-        work.number = number.value
+        work.number = number
         self._running[work.number] = work
         return work
 
@@ -197,10 +191,8 @@ class Communicator(Closing):
             both.wait()
 
         Theirs end with it: none can be waited for before the group has. Accesses to windows are in no group."""
-        number = ctypes.c_uint64()
-        self._open.call(lib.comm_group_begin, ctypes.byref(number))
         work = Work(self, "group", [], [])
-        work.number, work._collects = number.value, True
+        work.number, work._collects = self._open.number_of(lib.comm_group_begin), True
         self._running[work.number] = work
         _groups.set((*_groups.get(), work))
         try:
@@ -361,9 +353,7 @@ class Communicator(Closing):
 
     def shrink(self) -> "Communicator":
         """A new communicator of the ranks that still answer, in their order: a call of all of them, after a failure."""
-        handle = ctypes.c_void_p()
-        self._open.call(lib.comm_shrink, ctypes.byref(handle))
-        return self._part(handle, self.name)
+        return self._part(self._open.handle_of(lib.comm_shrink), self.name)
 
     def explain(self, name: str, size: int) -> str:
         """For people: how a call of that name and size in bytes would run, and what the alternatives would take."""

@@ -32,7 +32,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional
 
 from . import _library, _loop
 from ._handle import Closing, Handle
-from ._library import call, lib, take
+from ._library import defaults, lib, take
 from .agent import _SLICE, _bytes, _in_slices, _reached, _text, _within
 from .errors import BatonError, BatonTimeoutError, InvalidParamError, NotFoundError, number_of
 from .kv import KvLayout
@@ -190,16 +190,13 @@ class KvConnector(Closing):
                  settings: Optional[Mapping[str, Any]] = None, allow_pull: bool = False, serialized: bool = False,
                  max_lease: float = 0, advertise: str = "") -> None:
         self._open = Handle(None, "connector")
-        options = _library.KvConnectorOptions()
-        lib.kv_connector_options_init(ctypes.byref(options), ctypes.sizeof(options))
+        options = defaults(_library.KvConnectorOptions, lib.kv_connector_options_init)
         options.name = _text(name, "a connector's name")
         _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.max_transfers = _within(max_transfers, 2 ** 32 - 1, "max_transfers")
         options.allow_pull, options.serialized = allow_pull, serialized
         options.max_lease = _nanoseconds(max_lease, "max_lease")
-        handle = ctypes.c_void_p()
-        call(lib.kv_connector_create, ctypes.byref(options), ctypes.byref(handle))
-        self._open.value = handle.value
+        self._open.make(lib.kv_connector_create, ctypes.byref(options))
         self.name = options.name.decode()
         self.threaded = True
         self.layers = 0  # of the cache
@@ -314,9 +311,7 @@ class KvConnector(Closing):
         binding = _library.KvBinding(ctypes.sizeof(_library.KvBinding), _text(key, "the key"),
                                      _within(tokens, 2 ** 32 - 1, "tokens"), _within(loads, 2 ** 32 - 1, "loads"),
                                      _nanoseconds(lease, "lease"))
-        number = ctypes.c_uint64()
-        self._open.call(lib.kv_job_bind, ctypes.byref(binding), ctypes.byref(number))
-        return KvJob(self, number.value, 0, "", key, [], 0, loads)
+        return KvJob(self, self._open.number_of(lib.kv_job_bind, ctypes.byref(binding)), 0, "", key, [], 0, loads)
 
     # --- waiting
 

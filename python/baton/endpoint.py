@@ -7,7 +7,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Set
 
 from . import _library
 from ._handle import Closing, Handle
-from ._library import call, lib, take
+from ._library import call, defaults, lib, take
 from .agent import _reached, _text, _within
 
 
@@ -27,10 +27,9 @@ class EndpointHandle(Handle):
                 super().destroy()
 
     def allocate(self, size: int) -> int:
-        out = ctypes.c_void_p()
-        self.call(lib.endpoint_allocate, size, ctypes.byref(out))
-        self._memory.add(out.value or 0)
-        return out.value or 0
+        address = self.handle_of(lib.endpoint_allocate, size)
+        self._memory.add(address)
+        return address
 
     def free(self, address: int) -> None:
         with self._destroying:
@@ -57,13 +56,10 @@ class Endpoint(Closing):
                  listen_port: int = 0, background: bool = False, settings: Optional[Mapping[str, Any]] = None,
                  advertise: str = "", pool_bytes: int = 0) -> None:
         self._open, self.background = EndpointHandle(), background
-        options = _library.EndpointOptions()
-        lib.endpoint_options_init(ctypes.byref(options), ctypes.sizeof(options))
+        options = defaults(_library.EndpointOptions, lib.endpoint_options_init)
         _reached(options, providers, require, key_file, listen_host, listen_port, settings, advertise)
         options.background, options.pool_bytes = background, _within(pool_bytes, 2 ** 64 - 1, "pool_bytes")
-        handle = ctypes.c_void_p()
-        call(lib.endpoint_open, ctypes.byref(options), ctypes.byref(handle))
-        self._open.value = handle.value
+        self._open.make(lib.endpoint_open, ctypes.byref(options))
         weakref.finalize(self, self._open.destroy)
 
     @property

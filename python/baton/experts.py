@@ -141,9 +141,7 @@ class Experts:
         self._inside, self._views = threading.Lock(), 0
         self.name, self.endpoint, self._background = f"{comm.name}, experts", comm.endpoint, comm._background
         self._open = Handle(None, "experts")
-        handle = ctypes.c_void_p()
-        comm._open.call(lib.experts_create, ctypes.byref(options), ctypes.byref(handle))
-        self._open.value = handle.value
+        self._open.value = comm._open.handle_of(lib.experts_create, ctypes.byref(options))
         weakref.finalize(self, Handle.destroy, self._open)
 
     def dispatch_async(self, rows: Any, chosen: Any, on_end: Optional[OnEnd] = None) -> ExpertsWork:
@@ -207,10 +205,8 @@ class Experts:
                 raise
 
     def _begin(self, work: ExpertsWork, function: Any, *arguments: Any) -> ExpertsWork:
-        number = ctypes.c_uint64()
         with self._inside:
-            self._open.call(function, *arguments, ctypes.byref(number))
-        work.number = number.value
+            work.number = self._open.number_of(function, *arguments)
         self._running[work.number] = work
         return work
 

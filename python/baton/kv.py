@@ -265,10 +265,10 @@ class KvPlan(_Owner):
             _within(end, _ALL_TOKENS, "the end of the tokens"), _within(length, _ALL_TOKENS, "length"),
             _within(first, _ALL_LAYERS, "the first layer"), _within(last, _ALL_LAYERS, "the end of the layers"),
             mine, len(mine), theirs, len(theirs))
-        out, text = ctypes.c_uint64(), _bytes(message, "a message")
-        self.agent._open.call(lib.kv_plan_make_transfer, self._plan, ctypes.byref(request), text, len(text), ctypes.byref(out))
+        text = _bytes(message, "a message")
+        number = self.agent._open.number_of(lib.kv_plan_make_transfer, self._plan, ctypes.byref(request), text, len(text))
         del held, held_too
-        return Transfer(self.agent, out.value)
+        return Transfer(self.agent, number)
 
     def post(self, local_blocks: Blocks, remote_blocks: Blocks, **how: Any) -> Transfer:
         """The same, posted. Takes what transfer() takes."""

@@ -43,10 +43,9 @@ class Window(Closing):
         self.memory = memory if memory is not None else comm.endpoint.allocate(size) if size else bytearray()
         self._mine = elements_of(self.memory, "memory", True)
         self._open = Handle(None, "window")
-        handle = ctypes.c_void_p()
-        comm._open.call(lib.window_create, self._mine.address, self._mine.count * self._mine.itemsize,
-                        _within(signals, 2 ** 32 - 1, "signals"), nanoseconds(timeout, "timeout"), ctypes.byref(handle))
-        self._open.value = handle.value
+        self._open.value = comm._open.handle_of(
+            lib.window_create, self._mine.address, self._mine.count * self._mine.itemsize,
+            _within(signals, 2 ** 32 - 1, "signals"), nanoseconds(timeout, "timeout"))
         # The memory stays until no peer writes to it any more.
         weakref.finalize(self, lambda window, kept: window.destroy(), self._open, self._mine)
 
@@ -93,15 +92,11 @@ class Window(Closing):
 
     def signal_value(self, source: int, slot: int = 0) -> int:
         """This rank's value of counter `slot` of that rank."""
-        out = ctypes.c_uint64()
-        self._open.call(lib.window_signal_value, _rank(source), _within(slot, 2 ** 32 - 1, "slot"), ctypes.byref(out))
-        return out.value
+        return self._open.number_of(lib.window_signal_value, _rank(source), _within(slot, 2 ** 32 - 1, "slot"))
 
     def size(self, rank: int) -> int:
         """Bytes of that rank's memory."""
-        out = ctypes.c_uint64()
-        self._open.call(lib.window_bytes, _rank(rank), ctypes.byref(out))
-        return out.value
+        return self._open.number_of(lib.window_bytes, _rank(rank))
 
     def view(self, rank: int) -> memoryview:
         """That rank's memory as a read-only buffer, without a copy. NotSupportedError, with the reason: it cannot be

@@ -140,9 +140,7 @@ class Work(_loop.Awaited[Any]):
     def source(self) -> int:
         """The sender's rank of a receive that has ended. NotFoundError: this is another kind of call, or at least
         1,024 calls came after it."""
-        rank = ctypes.c_int32()
-        self.comm._open.call(lib.work_source, self.number, ctypes.byref(rank))
-        return rank.value
+        return self.comm._open.number_of(lib.work_source, self.number, kind=ctypes.c_int32)
 
     @property
     def result(self) -> Any:

@@ -2,16 +2,14 @@
 a hang or a wrong byte. Over shm and over tcp."""
 import os
 import re
-import socket
 import tempfile
-import types
 import unittest
 import unittest.mock
 
 import numpy
 
 import baton
-from helpers import Refusing
+from helpers import FakeTensor, Refusing
 
 PAGE, PAGES = 4096, 64
 LONG = 120
@@ -50,27 +48,12 @@ class Words(Pair):
         self.mine, self.theirs = numpy.ones(PAGE * PAGES, numpy.uint8), numpy.zeros(PAGE * PAGES, numpy.uint8)
 
     def test_buffers_and_descriptors_that_are_none(self):
-        class Tensor:
-            """As torch's, of float32."""
-            device, shape, dtype = types.SimpleNamespace(type="cpu"), (8, 8), "torch.float32"
-
-            def __init__(self, contiguous=True, device="cpu"):
-                self.contiguous, self.device = contiguous, types.SimpleNamespace(type=device)
-
-            data_ptr = staticmethod(lambda: 1 << 40)
-            element_size = staticmethod(lambda: 4)
-            numel = staticmethod(lambda: 64)
-            get_device = staticmethod(lambda: 0)
-            stride = staticmethod(lambda: (8, 1))
-
-            def is_contiguous(self):
-                return self.contiguous
-
-        self.assertEqual(baton.memory_of(Tensor())[:3], (1 << 40, 256, 0))
-        self.assertEqual(baton.buffers.view_of(Tensor())[1:], ((8, 8), (32, 4), "torch.float32", 4))
+        grid = numpy.zeros((8, 8), numpy.float32)
+        self.assertEqual(baton.memory_of(FakeTensor(grid))[:3], (grid.ctypes.data, 256, 0))
+        self.assertEqual(baton.buffers.view_of(FakeTensor(grid))[1:], ((8, 8), (32, 4), "torch.float32", 4))
         with self.assertRaises(NotImplementedError):
-            baton.memory_of(Tensor(device="meta"))
-        for bad in (Tensor(contiguous=False), self.mine[::2], memoryview(bytearray(64))[::2], b"read-only",
+            baton.memory_of(FakeTensor(grid, device="meta"))
+        for bad in (FakeTensor(grid, contiguous=False), self.mine[::2], memoryview(bytearray(64))[::2], b"read-only",
                     numpy.zeros((4, 4)).T[:2]):
             with self.assertRaises(ValueError):
                 baton.memory_of(bad)
@@ -154,13 +137,6 @@ class Words(Pair):
                           {"layers": (2 ** 32, 2 ** 32 + 1)}, {"local_first_block": 2 ** 64}):
                 self.refused(baton.InvalidParamError, lambda: plan.transfer([0], [0], **wrong))
             plan.transfer([0], [0], tokens=8).release()
-
-    def test_what_exists_already_is_not_a_transfer_that_runs(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            for make in (baton.Agent, baton.KvConnector):
-                self.refused(baton.BackendError, lambda: make("late", listen_port=taken.getsockname()[1]), "in use")
 
     def test_a_cluster_key_that_cannot_be_made_or_read(self):
         """What is wrong is set up wrong here; nobody is disconnected."""

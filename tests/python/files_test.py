@@ -46,20 +46,6 @@ class Files(Refusing):
         self.a.register_memory([(0, PAGE * PAGES, fd, "")], "FILE")
         return fd
 
-    def test_random_pages_there_and_back(self):
-        random = numpy.random.default_rng(3)
-        expected = random.integers(0, 255, (PAGES, PAGE), numpy.uint8)
-        for turn in range(3):
-            mine, theirs = random.permutation(PAGES), random.permutation(PAGES)
-            self.memory[:] = expected
-            write = self.move("WRITE", mine, theirs)
-            self.finish(write)
-            self.memory[:] = turn
-            self.finish(self.move("READ", mine, theirs))
-            self.assertTrue((self.memory == expected).all())
-            seen = numpy.frombuffer(os.pread(self.fd, PAGE * PAGES, 0), numpy.uint8).reshape(PAGES, PAGE)
-            self.assertTrue((seen[theirs] == expected[mine]).all())
-
     def test_a_file_that_is_short_full_damaged_or_closed(self):
         os.ftruncate(self.fd, 10 * PAGE + 100)
         self.finish(self.move("READ", range(10), range(10)))

@@ -1,7 +1,9 @@
-"""What several tests do: calls in threads and in a forked child, and calls that are refused."""
+"""What several tests do: calls in threads and in a forked child, waits, and calls that are refused."""
 import concurrent.futures
 import os
+import time
 import traceback
+import types
 import unittest
 import warnings
 
@@ -27,6 +29,24 @@ def in_child(body):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0, "the child failed"
+
+
+def until(condition, seconds=60):
+    """Waits for what must happen sooner or later."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
+
+
+class FakeTensor:
+    """As torch's, over an array of numpy's: of types that numpy lacks, too."""
+
+    def __init__(self, words, dtype="float32", contiguous=True, device="cpu"):
+        self.words, self.dtype, self.shape, self.device = words, f"torch.{dtype}", words.shape, types.SimpleNamespace(type=device)
+        self.data_ptr, self.numel, self.element_size = (lambda: words.ctypes.data), (lambda: words.size), (lambda: words.itemsize)
+        self.stride = lambda: tuple(step // words.itemsize for step in words.strides)
+        self.is_contiguous = lambda: contiguous
 
 
 class Refusing(unittest.TestCase):

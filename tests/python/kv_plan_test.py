@@ -11,14 +11,10 @@ import sys
 import unittest
 import unittest.mock
 
+import numpy
+
 import baton
 from helpers import in_child, in_threads
-
-try:
-    import numpy
-except ImportError:
-    print("skipped: this needs numpy (Debian: python3-numpy)")
-    sys.exit(77)
 
 MODEL = baton.KvModel("sha256:0123", "bfloat16", "rope 10000")
 ORDERS, PAIRS = ("NHD", "HND"), ("split", "stacked", "in_block", "joined")
@@ -254,16 +250,6 @@ class Two(unittest.TestCase):
             want.put(self.content, self.pages_here, begin, end, (0, 4))
         self.assertTrue(numpy.array_equal(self.here.tensors[0], want.tensors[0]))
 
-    def test_nothing_for_both_sides_is_done_at_once(self):
-        plan = self.pull()
-        for how in ({"tokens": 0}, {"tokens": (40, 40)}, {"layers": (1, 1)}, {"layers": 7}):
-            with plan.post(self.pages_here, self.pages_there, **how) as transfer:
-                transfer.wait(60)
-                self.assertEqual(transfer.telemetry().bytes, 0)
-        with plan.post([], []) as transfer:
-            transfer.wait(60)
-        self.expect(0, 0)
-
     def test_threads_share_a_plan(self):
         plan = self.pull()
 
@@ -300,28 +286,13 @@ class Two(unittest.TestCase):
 
     # --- what is refused
 
-    def test_another_model_is_refused_and_says_what_differs(self):
-        for model, said in ((MODEL._replace(weights="sha256:4567"), "sha256:4567"), (MODEL._replace(dtype="float16"), "data type"),
-                            (MODEL._replace(rope="yarn"), "rotary"), (MODEL._replace(format="2"), "format")):
-            other = self.there.add_to(baton.KvLayout(model), self.HEADS, 0)
-            with self.assertRaisesRegex(baton.MismatchError, said):
-                baton.KvPlan(self.decode, baton.READ, self.mine, "prefill", baton.KvLayout.decode(other.encode()))
-        with self.assertRaisesRegex(baton.InvalidParamError, "weights"):
-            baton.KvLayout("")
-        with self.assertRaisesRegex(baton.MismatchError, "number of KV heads"):
-            baton.KvPlan(self.decode, baton.READ, self.mine, "prefill", self.there.add_to(baton.KvLayout(MODEL), 8, 0))
-
     def test_block_numbers_that_are_none(self):
         plan = self.pull()
         here, there = self.pages_here, self.pages_there
         for mine, theirs, how, said in (
                 ([1, 4, 0, 2], there, {}, "local block 1 of group 0 is 4, but that cache has 4"),
                 (here, [5, 0, -1], {}, "remote block 2 of group 0 is -1, but that cache has 10"),
-                (here, [2 ** 40], {}, "is 1099511627776"),
-                (here, there, {"tokens": 113}, "tokens .0, 113. are in blocks .0, 8."),
-                (here[:2], there, {"tokens": 100}, "are in blocks .0, 4."),
-                (here, there, {"tokens": (20, 10)}, "end before it begins"),
-                (here, there, {"tokens": 50, "length": 40}, "of a sequence of 40"),
+                (here, there, {"tokens": (8, 50), "length": 40}, "tokens .8, 50. of a sequence of 40"),
                 ([here, here], there, {}, "2 lists of local blocks for the 1 groups"),
                 (here, there, {"local_first_block": 2 ** 40}, "number 1099511627776"),
                 (here, there, {"local_first_block": [0, 1]}, "2 first blocks for 1 lists"),
@@ -380,29 +351,10 @@ class Two(unittest.TestCase):
         ignored.assert_not_called()
 
     def test_agents_that_are_closed_gone_or_others(self):
-        plan, transfer = self.pull(), None
-        other = baton.Agent("other")
-        self.addCleanup(other.close)
-        with self.assertRaisesRegex(baton.NotFoundError, "no agent called"):
-            baton.KvPlan(other, baton.READ, self.mine, "prefill", self.theirs)
-        other.add_remote(self.prefill.metadata())
-        with self.assertRaisesRegex(baton.NotFoundError, "buffer 0 of the layout.*other"):
-            baton.KvPlan(other, baton.READ, self.mine, "prefill", self.theirs)
-        plan.agent = other
-        with self.assertRaisesRegex(baton.InvalidParamError, "made with another agent"):
+        plan = self.pull()
+        with baton.Agent("other") as plan.agent, self.assertRaisesRegex(baton.InvalidParamError, "made with another agent"):
             plan.transfer(self.pages_here, self.pages_there)
         plan.agent = self.decode
-        transfer = plan.transfer(self.pages_here, self.pages_there)
-        with self.assertRaisesRegex(baton.InvalidParamError, "op is"):
-            baton.KvPlan(self.decode, 7, self.mine, "prefill", self.theirs)
-        # Memory that is not registered any more.
-        self.decode.deregister(*self.here.tensors)
-        with self.assertRaises(baton.BatonError):
-            transfer.post().wait(60)
-        self.expect(0, 0)
-        with self.assertRaisesRegex(baton.NotFoundError, "not within one registered"):
-            self.pull()
-        self.decode.register(*self.here.tensors)
         # Another agent of that name.
         self.prefill.close()
         again = baton.Agent("prefill")
@@ -414,9 +366,6 @@ class Two(unittest.TestCase):
         with self.pull().post(self.pages_here, self.pages_there, tokens=100) as transfer:
             transfer.wait(60)
         self.expect(0, 112)
-        self.decode.remove_remote("prefill")
-        with self.assertRaisesRegex(baton.NotFoundError, "was removed"):
-            plan.transfer(self.pages_here, self.pages_there)
         self.decode.close()
         with self.assertRaisesRegex(baton.InvalidParamError, "closed"):
             plan.transfer(self.pages_here, self.pages_there)

@@ -121,9 +121,6 @@ class Memory(unittest.TestCase):
             self.refused(160 * MIB, [BATON, "train", "--preset", "small", "--data", str(text), "--ranks", "4", "--steps", "2",
                                      "--out", out + "/model"], "rank")
 
-    def test_an_agents_allocation(self):
-        self.refused(300 * MIB, [sys.executable, "-c", ALLOCATE, str(2000 * MIB)], "left")
-
     def test_what_fits_is_given(self):
         with Group(300 * MIB) as group:
             done = group.run(sys.executable, "-c", ALLOCATE, str(16 * MIB))
@@ -131,10 +128,6 @@ class Memory(unittest.TestCase):
 
 
 class Files(unittest.TestCase):
-    def test_an_agents_allocation_does_without_a_file(self):
-        done = subprocess.run([sys.executable, "-c", ALLOCATE, str(16 * MIB)], preexec_fn=lambda: limit_files(MIB),
-                              capture_output=True, text=True, timeout=500, check=False)
-        self.assertEqual((done.returncode, done.stdout), (0, "allocated True\n"), done.stderr)
 
     def test_a_model_that_is_too_large_a_file(self):
         with tempfile.TemporaryDirectory() as out:

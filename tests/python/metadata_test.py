@@ -1,10 +1,8 @@
-"""Metadata in a store, from Python and by NIXL's calls; memory of the agent's own."""
+"""Metadata in a store, from Python and by NIXL's calls."""
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
 import unittest
 import urllib.request
 
@@ -12,16 +10,8 @@ import numpy
 
 import baton
 from baton.nixl._api import nixl_agent, nixl_agent_config
-
-
-def comes_about(what, seconds=60):
-    """Whether it does."""
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
+from helpers import until
+from ports import free_ports
 
 
 def raises(kind, call):
@@ -39,40 +29,21 @@ class Store(unittest.TestCase):
             store = {"metadata_store": f"file://{folder}"}
             with baton.Agent("alpha", **store) as a, baton.Agent("beta", **store) as b:
                 a.follow_metadata("beta")
-                self.assertTrue(comes_about(lambda: raises(baton.NotFoundError, lambda: a.metadata_state("beta"))))
+                until(lambda: raises(baton.NotFoundError, lambda: a.metadata_state("beta")))
                 memory = b.allocate(4096)
                 b.publish_metadata()
-                self.assertTrue(comes_about(lambda: a.has_remote("beta", [memory])))
+                until(lambda: a.has_remote("beta", [memory]))
                 b.metadata_state()
                 with baton.Agent("beta", **store) as second:
                     second.publish_metadata()
-                    self.assertTrue(comes_about(lambda: raises(baton.NotAllowedError, second.metadata_state)))
+                    until(lambda: raises(baton.NotAllowedError, second.metadata_state))
                 b.withdraw_metadata()
-                self.assertTrue(comes_about(lambda: not a.has_remote("beta")))
+                until(lambda: not a.has_remote("beta"))
             self.assertEqual([name for name in os.listdir(folder) if name.endswith(".agent")], [])
         with self.assertRaisesRegex(baton.InvalidParamError, "etcd://"):
             baton.Agent("alpha", metadata_store="pigeon://loft")
         with baton.Agent("alpha") as alone, self.assertRaisesRegex(baton.NotAllowedError, "metadata_store"):
             alone.publish_metadata()
-
-
-class Memory(unittest.TestCase):
-    def test_of_the_agents_own(self):
-        with baton.Agent("alpha") as a, baton.Agent("beta") as b:
-            mine = numpy.frombuffer(a.allocate(1 << 20), dtype=numpy.int64)
-            theirs = numpy.frombuffer(b.allocate(1 << 20), dtype=numpy.int64)
-            self.assertFalse(theirs.any())
-            mine[:] = numpy.arange(mine.size)
-            a.add_remote(b.metadata())
-            with a.direct(baton.WRITE, [mine], [theirs], "beta") as write:
-                write.post().wait(60)
-            self.assertTrue((mine == theirs).all())
-            b.deregister(theirs)
-            with self.assertRaises(baton.NotFoundError):
-                b.deregister(theirs)
-            with self.assertRaises((OSError, ValueError, baton.BatonError)):
-                a.allocate(0)
-        self.assertEqual(int(theirs[7]), 7)  # it lives as long as somebody has it
 
 
 class ByEtcd(unittest.TestCase):
@@ -84,17 +55,16 @@ class ByEtcd(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
         while True:
-            with socket.socket() as one, socket.socket() as two:
-                one.bind(("127.0.0.1", 0))
-                two.bind(("127.0.0.1", 0))
-                client, peer = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (one, two))
+            port = free_ports(2)
+            client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
             server = subprocess.Popen(
                 ["etcd", "--data-dir", self.folder.name, "--listen-client-urls", client, "--advertise-client-urls",
                  client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster",
                  "default=" + peer], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.addCleanup(server.wait)
             self.addCleanup(server.kill)
-            if comes_about(lambda: server.poll() is not None or self.healthy(client)) and server.poll() is None:
+            until(lambda: server.poll() is not None or self.healthy(client))
+            if server.poll() is None:
                 break  # else somebody took its ports
         os.environ["NIXL_ETCD_ENDPOINTS"] = client
         self.addCleanup(os.environ.pop, "NIXL_ETCD_ENDPOINTS")
@@ -115,14 +85,14 @@ class ByEtcd(unittest.TestCase):
         b.send_local_metadata()
         a.fetch_remote_metadata("b")
         whole = a.get_xfer_descs([(memory.ctypes.data, 4096, 0)], "DRAM")
-        self.assertTrue(comes_about(lambda: a.check_remote_metadata("b", whole)))
+        until(lambda: a.check_remote_metadata("b", whole))
         registered = b.register_memory([(later.ctypes.data, 4096, 0, "")], "DRAM")
         b.send_partial_agent_metadata(registered, True, label="later")
         a.fetch_remote_metadata("b", label="later")
         part = a.get_xfer_descs([(later.ctypes.data, 4096, 0)], "DRAM")
-        self.assertTrue(comes_about(lambda: a.check_remote_metadata("b", part)))
+        until(lambda: a.check_remote_metadata("b", part))
         b.invalidate_local_metadata()
-        self.assertTrue(comes_about(lambda: not a.check_remote_metadata("b")))
+        until(lambda: not a.check_remote_metadata("b"))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import urllib.error
 import urllib.request
 
+from packings import packing_of
 from ports import free_ports
 
 import baton
@@ -21,24 +22,12 @@ def checkpoint():
     return weights.checkpoint_digest(weights.weights_digest(str(MODEL)), str(MODEL))
 
 
-def packed(tokens, dtype, kind):
+def packed(tokens, dtype, order):
     """What baton.vllm says of blocks: as vLLM packs them for AMX ("amx") or for vectors ("vec"), or rows of K and V by
     token, the layers in another order ("rows")."""
-    half, number = tokens * SIZE, {"bfloat16": 2, "float32": 4}[dtype]
-    heads, layers = [[HEADS, 2 * half]], list(range(LAYERS))
-    if kind == "amx":
-        key = {"start": 0, "heads": heads, "tokens": [[16, 2], [tokens // 16, 16 * SIZE]],
-               "elements": [[2, 1], [SIZE // 2, 32]]}
-        value = {"start": half, "heads": heads, "tokens": [[2, 1], [tokens // 2, 32]],
-                 "elements": [[16, 2], [SIZE // 16, 16 * tokens]]}
-    elif kind == "vec":
-        key = {"start": 0, "heads": heads, "tokens": [[tokens, 1]], "elements": [[SIZE, tokens]]}
-        value = {"start": half, "heads": heads, "tokens": [[tokens, SIZE]], "elements": [[SIZE, 1]]}
-    else:
-        key = {"start": 0, "heads": [[HEADS, 2 * SIZE]], "tokens": [[tokens, HEADS * 2 * SIZE]], "elements": [[SIZE, 1]]}
-        value, layers = dict(key, start=SIZE), layers[::-1]
-    return {"block_tokens": tokens, "heads": HEADS, "head_size": SIZE, "dtype": dtype,
-            "bytes": 2 * HEADS * half * number, "layers": layers, "key": key, "value": value}
+    said, layers = packing_of(order, tokens, HEADS, SIZE, dtype), list(range(LAYERS))
+    del said["total_heads"], said["first_head"]
+    return {**said, "layers": layers[::-1] if order == "rows" else layers}
 
 
 class Peer:

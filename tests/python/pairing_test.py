@@ -8,7 +8,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "vllm"))
-from pairing_peer import Peer, Router, Server, checkpoint, packed  # noqa: E402
+from pairing_peer import Peer, Server, checkpoint, packed  # noqa: E402
 from proxy import Proxy, post  # noqa: E402
 
 BINARY = sys.argv.pop(1)
@@ -136,27 +136,6 @@ class Pairing(unittest.TestCase):
             self.assertEqual(loaded(answer), (128, ""))
             self.assertEqual(tokens_of(answer), tokens_of(self.prefill.ask(asked["prompt"])[1]))
         self.until_free(self.prefill)
-        self.until_free(self.decode)
-
-    def test_two_servers_of_ours_are_a_pair_for_a_router(self):
-        prefill = Server(BINARY, "mortal")
-        # On a busy machine it would take one that is slow for one that is stuck, and have decode compute.
-        router = Router(BINARY, [prefill.url], [self.decode.url])
-        self.addCleanup(router.close)
-        for seed in range(3):
-            status, answer = router.ask(prompt(30 + seed, 130))
-            self.assertEqual(status, 200, answer)
-            self.assertEqual(loaded(answer), (128, ""))
-            self.assertEqual(tokens_of(answer), tokens_of(self.prefill.ask(prompt(30 + seed, 130))[1]))
-        self.until_free(prefill)
-        self.assertEqual((router.metric("handed_over_total"), router.metric("not_handed_over_total")), (3, 0))
-        # Without prefill decode computes.
-        prefill.process.kill()
-        prefill.close()
-        for seed in range(2):
-            status, answer = router.ask(prompt(40 + seed, 130))
-            self.assertEqual((status, loaded(answer)[0]), (200, 0), answer)
-            self.assertEqual(tokens_of(answer), tokens_of(self.prefill.ask(prompt(40 + seed, 130))[1]))
         self.until_free(self.decode)
 
     def test_what_is_asked_wrongly_is_said(self):

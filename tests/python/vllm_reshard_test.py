@@ -11,41 +11,22 @@ import sys
 import unittest
 import unittest.mock
 
+import numpy
+
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Shard
 from baton.kv import ranks_heard, shard_heads
 from baton.vllm.groups import Group
 from baton.vllm.scheduler import Scheduler
 from hand_off.engines import Clock
+from packings import TYPES, along, packing_of
 from vllm_fakes import blocks, request, scheduled
 
-try:
-    import numpy
-except ImportError:
-    print("skipped: this needs numpy (Debian: python3-numpy)")
-    sys.exit(77)
-
 SIZE, BLOCKS = 32, 24
-TYPES = {"bfloat16": numpy.uint16, "float32": numpy.uint32}
 
 
 def kind_of(tokens, heads, total, first, dtype, order):
-    """A block of K and V: as vLLM's kernels for vectors pack it ("vec") or for AMX ("amx"), or rows by token."""
-    half = tokens * SIZE
-    if order == "amx":
-        key = {"start": 0, "tokens": [[16, 2], [tokens // 16, 16 * SIZE]], "elements": [[2, 1], [SIZE // 2, 32]]}
-        value = {"start": half, "tokens": [[2, 1], [tokens // 2, 32]], "elements": [[16, 2], [SIZE // 16, 16 * tokens]]}
-    elif order == "vec":
-        key = {"start": 0, "tokens": [[tokens, 1]], "elements": [[SIZE, tokens]]}
-        value = {"start": half, "tokens": [[tokens, SIZE]], "elements": [[SIZE, 1]]}
-    else:
-        key = {"start": 0, "tokens": [[tokens, 2 * SIZE * heads]], "elements": [[SIZE, 1]]}
-        value = dict(key, start=SIZE)
-    step = 2 * SIZE if order == "rows" else 2 * half
-    for each in (key, value):
-        each["heads"] = [[heads, step]] if heads > 1 else []
-    return {"block_tokens": tokens, "heads": heads, "total_heads": total, "first_head": first, "head_size": SIZE,
-            "dtype": dtype, "bytes": 2 * half * heads * TYPES[dtype]().itemsize, "key": key, "value": value}
+    return packing_of(order, tokens, heads, SIZE, dtype, total, first)
 
 
 class Worker:
@@ -66,20 +47,13 @@ class Worker:
     def at(self, layer, role, number, token):
         """Where [head][element] of a token of a block are, counted in numbers from the layer's beginning."""
         kind = self.kinds[layer]
-        token, heads, elements = (places(kind[role][axis], index) for axis, index in (
+        token, heads, elements = (along(kind[role][axis], index) for axis, index in (
             ("tokens", numpy.array([token])), ("heads", numpy.arange(len(self.heads))), ("elements", numpy.arange(SIZE))))
         base = number * kind["bytes"] // TYPES[self.engine.dtype]().itemsize + kind[role]["start"]
         return base + token + heads[:, None] + elements
 
     def numbers(self, layer):
         return self.cache[layer].view(TYPES[self.engine.dtype])
-
-
-def places(levels, index):
-    out = numpy.zeros(len(index), int)
-    for count, step in levels:
-        out, index = out + index % count * step, index // count
-    return out
 
 
 class Engine:

@@ -266,34 +266,6 @@ def test_ranks_that_do_not_come():
         run(alone, 1, folder, backend=None)
 
 
-def leaves(rank, size):
-    """Groups come and go: no descriptor, thread or segment stays."""
-    def held():
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-    def once():
-        group = dist.new_group()
-        work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
-        work.get_future().wait()
-        dist.destroy_process_group(group)
-
-    for _ in range(3):
-        once()
-    dist.barrier()
-    before = held()
-    for _ in range(10):
-        once()
-    dist.barrier()
-    after = held()
-    assert after[0] <= before[0] + 1 and after[1] <= before[1] + 1, (before, after)
-
-
-# Promise(torch): a group that is destroyed leaves no descriptor and no thread | ten more groups, made, used and destroyed
-def test_groups_leave_nothing():
-    run(leaves, 3)
-
-
 def cannot_build(*words):
     return raises(_build.CannotBuild, _build.find, *words)
 

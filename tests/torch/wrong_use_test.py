@@ -157,6 +157,7 @@ def calls_wrongly(rank, size):
         dist.barrier(other)
 
 
+# Promise(torch): a group that is destroyed leaves no descriptor and no thread | after calls and futures, and after what fails
 # Promise(torch): Wrong calls raise at every rank, other groups go on, and no descriptor, thread or shared mapping stays | a table, each
 #   row eight times beside a group of Gloo
 def test_calling():

@@ -216,9 +216,8 @@ class HandOff:
         if clock is not None:
             seconds = clock
             self._clock = _library.Clock(lambda _: int(seconds() * 1e9))
-        made = ctypes.c_void_p()
-        agent._open.call(lib.kv_session_create, json.dumps(said).encode(), self._clock, None, ctypes.byref(made))
-        self._session = Handle(made.value, "session")
+        made = agent._open.handle_of(lib.kv_session_create, json.dumps(said).encode(), self._clock, None)
+        self._session = Handle(made, "session")
         self.sends, self.loads = Sends(self._session), Loads(self._session, limits, memory)
         atexit.register(self.close)  # before the library goes
 

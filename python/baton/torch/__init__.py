@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _library
-from .._library import call, lib
+from .._library import call, defaults, lib
 from ..endpoint import Endpoint
 from ..errors import BatonError, InvalidParamError
 from . import _build, _rare
@@ -147,8 +147,7 @@ def _join(handles: Sequence[bytes], rank: int, uuid: int, timeout: datetime.time
     if mine is None:
         raise RuntimeError(f"group {name}: this process was forked after init_process_group(), and its groups are its parent's: "
                            "call it in the child, with another store")
-    wanted = _library.CommOptions()
-    lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
+    wanted = defaults(_library.CommOptions, lib.comm_options_init)
     within = int(timeout.total_seconds() * 1e9)
     wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
     wanted.ordered, wanted.tune = settings

@@ -181,9 +181,7 @@ class Backend(c10d.Backend):
     def allreduce(self, tensors: List[torch.Tensor], opts: Any) -> Any:
         if tensors[0].layout == torch.sparse_coo:
             return self.allreduce_sparse(tensors, opts)
-        work = self._begin(tensors)
-        self._all_reduce(work, tensors[0], opts)
-        return self._given(work, opts)
+        return self.allreduce_coalesced(tensors, opts)
 
     def allreduce_coalesced(self, tensors: List[torch.Tensor], opts: Any) -> Any:
         work = self._begin(tensors)
@@ -225,9 +223,7 @@ class Backend(c10d.Backend):
         self._start(work, "all_gather", kind, count, source.data_ptr(), out.data_ptr(), timeout=opts.timeout)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
-        work = self._begin([output])
-        self._all_gather_single(work, output, tensor, opts)
-        return self._given(work, opts)
+        return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: List[torch.Tensor], tensors: List[torch.Tensor], opts: Any) -> Any:
         work = self._begin(outputs)
@@ -267,9 +263,7 @@ class Backend(c10d.Backend):
         self._start(work, "reduce_scatter", kind, out.numel(), source.data_ptr(), out.data_ptr(), op, timeout=opts.timeout)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
-        work = self._begin([output])
-        self._reduce_scatter(work, output, tensor, opts)
-        return self._given(work, opts)
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: List[torch.Tensor], tensors: List[torch.Tensor], opts: Any) -> Any:
         work = self._begin(outputs)

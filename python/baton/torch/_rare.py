@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _library
-from .._library import call, lib
+from .._library import call, defaults, lib
 
 
 def split(backend: Any, store: Any, ranks: List[int], options: Any) -> Any:
@@ -22,8 +22,7 @@ def split(backend: Any, store: Any, ranks: List[int], options: Any) -> Any:
         return None
     module = here._module()
     settings = module.settings(backend)
-    wanted = _library.CommOptions()
-    lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
+    wanted = defaults(_library.CommOptions, lib.comm_options_init)
     wanted.name = (getattr(options, "group_name", "") or "part").encode()
     wanted.start_timeout = wanted.timeout = int(options._timeout.total_seconds() * 1e9)
     wanted.ordered, wanted.tune = settings

@@ -1,5 +1,5 @@
 // Packed blocks: what is said of them is read or refused, and why; and how they are packed is found
-// by looking. That bytes move right between any two is for tests/python/kv_packing_test.py.
+// by looking. That bytes move right between any two is for tests/python/vllm_reshard_test.py.
 #include "kvtransfer/kv_packing.h"
 #include "tests/test.h"
 

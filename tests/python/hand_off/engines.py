@@ -25,12 +25,12 @@ def order(transfer, runs, address, sure=False, agent="prefill", request=None):
 class Engine:
     """A worker with a cache; the blocks of a layer lie with gaps between them."""
 
-    def __init__(self, name, clock, identity="a model", groups=()):
+    def __init__(self, name, clock, identity="a model"):
         self.cache = bytearray(2 * LAYERS * BLOCKS * SIZE)
         at = baton.memory_of(self.cache).address
         layers = [Layer(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS, PACKING) for i in range(LAYERS)]
         self.agent = baton.Agent(name + "/0", serve_metadata=True)
-        self.service = HandOff(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
+        self.service = HandOff(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache), identity,
                                Limits(silence=1, load=10), 30, clock=clock)
         self.closed = False
 
@@ -43,10 +43,9 @@ class Engine:
             for block in blocks:
                 self.cache[self.at(layer, block)] = bytes([(seed + 7 * layer + block) % 251]) * SIZE
 
-    def save(self, transfer, *blocks, first=0):
-        """Of each group a list, of which the first block has this number."""
-        for layer, group in enumerate(self.service.memory.groups):
-            self.service.sends.save(transfer, layer, Run(first, blocks[group]))
+    def save(self, transfer, blocks):
+        for layer in range(LAYERS):
+            self.service.sends.save(transfer, layer, Run(0, blocks))
 
     def close(self):
         if not self.closed:
@@ -79,9 +78,9 @@ class Pair(unittest.TestCase):
         """Prefill has heard from decode for the first time."""
         self.until(lambda: self.p.agent.has_remote("decode/0"))
 
-    def ended(self, prefill=True):
+    def ended(self):
         got = []
-        self.until(lambda: got or got.extend([e for e in [self.d.service.loads.take()] if e.requests]), prefill)
+        self.until(lambda: got or got.extend([e for e in [self.d.service.loads.take()] if e.requests]))
         return got[0]
 
     def check(self, theirs, mine):

@@ -2,7 +2,6 @@
 that are full, ends in the midst of it. Each load ends, each block is free again, and nobody gets another's KV."""
 import concurrent.futures
 import os
-import resource
 import subprocess
 import sys
 import unittest
@@ -10,7 +9,7 @@ import unittest.mock
 
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run, Shard
-from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, Pair, order
+from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Pair, order
 from helpers import in_child
 
 CHILD = """
@@ -65,14 +64,6 @@ class Decode(Pair):
         self.order([5])
         self.assertFalse(self.ended().failed)
         self.check([0], [5])
-
-    def test_it_may_be_loaded_again_afterwards(self):
-        self.p.fill([1], 3)
-        self.p.save("t", [1])
-        for block in (5, 6):
-            self.order([block])
-            self.assertFalse(self.ended().failed)
-            self.check([1], [block])
 
     # Promise(vllm): A load always ends, whatever its order says, also when the agent or interpreter
     #   ends | a bad order is a failed load
@@ -153,18 +144,6 @@ class Prefill(Pair):
         self.p.service.sends.drop("t")
         self.assertEqual(self.freed(), {"r"})
 
-    def test_one_that_came_back_is_told_anew(self):
-        self.p.fill([1], 3)
-        self.order([5])
-        self.asked()
-        self.d.close()
-        self.p.save("t", [1])
-        self.d = Engine("decode", self.clock)
-        self.addCleanup(self.d.close)
-        self.order([6])
-        self.assertFalse(self.ended().failed)
-        self.check([1], [6])
-
     def test_what_is_being_computed_is_not_forgotten(self):
         """However long it waited for its turn."""
         self.p.service.sends.hold("t", "r")
@@ -204,41 +183,12 @@ class Ends(Pair):
         self.p.close()
         self.assertEqual(self.p.service.sends.finished(), {"r"})
 
-    def test_twice_and_what_comes_after_it(self):
-        """Nobody else's descriptors are written to, or closed."""
-        self.d.close()
-        with open(os.devnull, "rb") as null, open(os.devnull, "rb") as other:
-            mine = [os.dup(null.fileno()) for _ in range(64)]  # the numbers that it had are among these
-            self.d.service.close()
-            for fd in (*mine, null.fileno(), other.fileno()):
-                os.fstat(fd)
-            for fd in mine:
-                os.close(fd)
-
     def test_the_thread_hears_that_its_agent_is_closed(self):
         half = running("own")
         half.loads.start(Order("r", "t", "nobody", "127.0.0.1:1", [Run(0, [1])], [(0, TOKENS)]))
         half.agent.close()
         self.assertEqual(half.loads.take(600).failed, {"r"})
         half.close()
-
-    def test_descriptors_above_1023(self):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if hard < 2048:
-            self.skipTest(f"at most {hard} descriptors")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        taken = [os.dup(0)]
-        while taken[-1] < 1024:
-            taken.append(os.dup(0))
-        a, b = running("a"), running("b")
-        a.sends.save("t", 0, Run(0, [1]))
-        b.loads.start(Order("r", "t", "a", f"127.0.0.1:{a.agent.port}", [Run(0, [1])], [(0, TOKENS)]))
-        ended = b.loads.take(600)
-        a.close(), b.close()
-        for fd in taken:
-            os.close(fd)
-        self.assertEqual(ended[:2], ({"r"}, set()))
 
     def test_a_forked_child_has_none(self):
         half = running("parent")

@@ -9,8 +9,8 @@ import time
 import unittest
 
 from baton.kv_store import KvStore, Names, names_of
-from helpers import in_threads
-from store_process import PATIENCE, Between, WithStore, until
+from helpers import until
+from store_process import PATIENCE, Between, WithStore
 
 
 def key(number):
@@ -143,16 +143,6 @@ class Client(WithStore):
         # And what is damaged in the store is written anew by whoever computes it.
         until(lambda: client.here(1) and all(client.put([key(1), key(2)], [block(1), block(2)])))
         until(lambda: client.here(1) and self.read(client, 1) == block(1) and self.read(client, 2) == block(2))
-
-    def test_every_bit_of_a_value_counts(self):
-        store, flip = self.store(), Flip()
-        between = self.between(store, change=flip)
-        self.client(store.address).put([key(1)], [block(1, 64)])
-        client = self.client(between.address)
-        for bit in range(64 * 8):
-            flip.arm(False, 8 * 36 + bit)  # behind the reply's head
-            self.assertIs(self.read(client, 1, 64), False)
-        self.assertEqual(self.read(client, 1, 64), block(1, 64))
 
     def test_a_store_that_gives_another_ones_block_is_not_believed(self):
         store = self.store()
@@ -293,21 +283,6 @@ class Client(WithStore):
         self.assertEqual(client.exists([key(1)]), [False])
 
     # --- many at once
-
-    def test_threads(self):
-        client, wrong = self.client(self.store().address), []
-
-        def work(seed):
-            dice = random.Random(seed)
-            for _ in range(60):
-                numbers = [dice.randrange(50) for _ in range(20)]
-                client.put([key(i) for i in numbers], [block(i) for i in numbers])
-                memory = [bytearray(4096) for _ in numbers]
-                got = client.get([key(i) for i in numbers], memory)
-                wrong.extend(i for i, right, room in zip(numbers, got, memory) if not right or bytes(room) != block(i))
-
-        in_threads(work, range(8))
-        self.assertEqual(wrong, [])
 
     def test_threads_while_the_store_is_killed_stopped_and_started(self):
         store = self.store()

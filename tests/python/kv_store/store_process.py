@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import unittest
 
 from ports import free_ports
@@ -123,15 +122,6 @@ def end_all(sockets):
             one.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-
-
-def until(condition):
-    """Waits for what must happen sooner or later."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("it has not happened")
-        time.sleep(0.01)
 
 
 def descriptors():

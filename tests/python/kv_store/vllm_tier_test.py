@@ -9,7 +9,8 @@ import types
 import unittest
 
 import vllm_fakes as fakes
-from store_process import PATIENCE, Store, WithStore, until
+from helpers import until
+from store_process import PATIENCE, Store, WithStore
 
 fakes.install()
 from baton.kv_store.vllm_tier import BatonTier  # noqa: E402: where vLLM would be
@@ -180,23 +181,6 @@ class Tier(WithStore):
         with self.assertRaisesRegex(ValueError, '"names"'):
             Engine(store.address, config=fakes.Config(model=fakes.Model("/nowhere")), names=said)
 
-    def test_a_store_that_is_stopped_or_killed_has_nothing_and_is_used_again(self):
-        store = self.store()
-        engine = self.engine(store.address, silence=0.3)
-        until(lambda: engine.store([1]).success)
-        until(lambda: engine.look([1]) == [HIT])
-        store.stop()
-        self.assertFalse(engine.load([1])[0].success)
-        self.assertEqual(engine.tier.lookup(key(1), fakes.Request("a")), MISS)  # at once
-        self.assertFalse(engine.store([2]).success)
-        store.go_on()
-        until(lambda: engine.look([1]) == [HIT] and engine.load([1])[1] == [block(1)])
-        store.kill()
-        self.assertFalse(engine.load([1])[0].success)
-        store.start()
-        until(lambda: engine.store([1]).success)
-        until(lambda: engine.look([1]) == [HIT] and engine.load([1])[1] == [block(1)])
-
     def test_many_jobs_at_once_and_large_ones(self):
         engine = self.engine(self.store().address, threads=4)
         for chunk in range(CHUNKS):
@@ -220,6 +204,7 @@ class Tier(WithStore):
             engine.job([key(1)], [0], True)
         engine.tier.drain_jobs()
         self.assertEqual([one.success for one in engine.tier.get_finished_jobs()], [False] * 20)
+        self.assertEqual(engine.tier.lookup(key(1), fakes.Request("a")), MISS)  # at once: the store is away
         other = Store(16)
         self.addCleanup(other.close)
         patient = Engine(other.address)

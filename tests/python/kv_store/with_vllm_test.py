@@ -10,7 +10,8 @@ import signal
 import unittest
 
 import vllm_fakes as fakes
-from store_process import PATIENCE, Store, until
+from helpers import until
+from store_process import PATIENCE, Store
 from vllm.v1.kv_offload import base, config
 from vllm.v1.kv_offload.tiering import base as tiering
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
