@@ -214,43 +214,12 @@ TEST_F(Misuse, PrefillIsNotAskedAgainBeforeItHasAnswered) {
   decode_until([&] { return stranger->count("want", "t") == 2; });
 }
 
-TEST_F(Misuse, ACallerThatDidNotPollBlamesNoPeer) {
-  ASSERT_TRUE(d_->load(1, p_->at("t"), {5}).ok());
-  d_->turn();
-  clock_.advance(seconds(5));  // suspended, or its processors were somebody else's
-  d_->turn();
-  EXPECT_TRUE((*d_)->load_status(1).ok()) << d_->why(1);
-  clock_.advance(milliseconds(250));
-  d_->turn();
-  EXPECT_TRUE((*d_)->load_status(1).ok()) << d_->why(1);
-  for (int i = 0; i < 4; ++i) {
-    clock_.advance(milliseconds(250));
-    d_->turn();
-  }
-  EXPECT_THAT(d_->why(1), HasSubstr("is silent for 1 s"));
-}
-
 TEST_F(Misuse, AFullQueueOfDecodesKeepsNoBlock) {
   d_.emplace("decode", clock_, narrow());
   const auto stranger = be_asked("t");
   for (int i = 0; i < kMany; ++i) (*d_)->decline(from(*stranger, absl::StrCat(i)));
   for (int i = 0; i < 50; ++i) d_->turn();  // it takes nothing while it is not called
   decode_until([&] { return stranger->count("done") == kMany; });
-}
-
-TEST_F(Misuse, MoreAndMoreIsNotKept) {
-  const auto stranger = be_asked("t");
-  // Two are more than the 16 MiB that a load keeps of what it does not understand yet.
-  const json ready = {{"kind", "ready"},
-                      {"transfer", "t"},
-                      {"parts", {{0, 0, json::array({std::string(9 << 20, 'x')})}}}};
-  stranger->say("decode/0", ready);
-  stranger->say("decode/0", ready);  // and never the layout
-  decode_until([&] {
-    stranger->count("");
-    return d_->ended(1);
-  });
-  EXPECT_THAT(d_->why(1), HasSubstr("keeps reporting blocks"));
 }
 
 TEST_F(Misuse, ALayoutThatCannotBeIsRefused) {

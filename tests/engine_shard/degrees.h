@@ -9,7 +9,7 @@
 namespace baton::engine::shard {
 
 struct ServerOptions {
-  std::string role = "prefill";
+  std::string role = "prefill";  // "all": without a session
   int ranks = 1;
   StepLimits limits;
   Arithmetic arithmetic = Arithmetic::kFp32;
@@ -42,7 +42,7 @@ class Server {
     }
     model_.emplace(*Model::create(*options.checkpoint, options.arithmetic,
                                   group_ != nullptr ? group_->shard() : ModelShard{}));
-    session_ = rank_session(options, *model_);
+    if (options.role != "all") session_ = rank_session(options, *model_);
     if (group_ != nullptr) {
       leader_ = *Leader::create(*group_, *model_, options.limits, options.role,
                                 options.tiers.of_rank(model_->shard()));
@@ -97,7 +97,7 @@ class Server {
 
  private:
   absl::Status follow(Group& group, const Model& model) {
-    const auto session = rank_session(options_, model);
+    const auto session = options_.role == "all" ? nullptr : rank_session(options_, model);
     if (options_.body) return options_.body(group, model, *session);
     auto follower = Follower::create(group, model,
                                      {.limits = options_.limits,

@@ -27,7 +27,6 @@ struct TierScript {
   std::atomic<bool> takes = true;
   std::atomic<bool> unpins = false;
   std::atomic<uint32_t> layers = 0;
-  std::atomic<bool> broken = false;
   std::atomic<bool> quiet = false;
   // What it has heard.
   std::atomic<int> asked = 0;
@@ -35,8 +34,6 @@ struct TierScript {
   std::atomic<int> loads = 0;
   std::atomic<int> ended = 0;
   std::atomic<int> looked_at = 0;
-  std::mutex mutex;
-  std::vector<TierKey> keys;  // of the last call
 };
 
 class ScriptedStore final : public TierStore {
@@ -45,7 +42,6 @@ class ScriptedStore final : public TierStore {
 
   bool is_on() const override { return true; }
   TierFound find(std::span<const TierKey> keys) override {
-    hear(keys);
     ++script_.asked;
     if (script_.pending) return {.pending = true};
     return find_known(keys);
@@ -65,29 +61,22 @@ class ScriptedStore final : public TierStore {
     return script_.unpins ? std::exchange(blocks_, {}) : std::vector<uint32_t>();
   }
   bool has_pinned() const override { return !blocks_.empty(); }
-  TierLoadId load(std::span<const TierKey> keys, std::span<const uint32_t>, Time) override {
-    hear(keys);
+  TierLoadId load(std::span<const TierKey>, std::span<const uint32_t>, Time) override {
     ++script_.loads;
     return 77;
   }
   uint32_t layers_loaded(TierLoadId id) override { return id == 77 ? script_.layers.load() : 0; }
-  absl::Status load_status(TierLoadId) override {
-    return script_.broken ? absl::DataLossError("broken") : absl::OkStatus();
-  }
+  absl::Status load_status(TierLoadId) override { return absl::OkStatus(); }
   bool end_load(TierLoadId) override {
     ++script_.ended;
     return script_.quiet;
   }
   void wait(Time, int) override { std::this_thread::yield(); }
   void flush() override {}
-  TierStats stats() const override { return {.saved = 5, .corrupt = 3}; }
+  TierStats stats() const override { return {}; }
   std::string explain() const override { return "scripted"; }
 
  private:
-  void hear(std::span<const TierKey> keys) {
-    const std::lock_guard lock(script_.mutex);
-    script_.keys.assign(keys.begin(), keys.end());
-  }
   TierScript& script_;
   std::vector<uint32_t> blocks_;
 };
@@ -198,24 +187,6 @@ TEST_F(TierParts, AnAnswerThatIsPendingAtOneRankIsAtAll) {
   EXPECT_EQ(found(chain_).blocks, 3u);
 }
 
-TEST_F(TierParts, RanksHaveNamesOfTheirOwn) {
-  mine_.found = theirs_.found = 3;
-  found(chain_);
-  const std::scoped_lock lock(mine_.mutex, theirs_.mutex);
-  ASSERT_EQ(mine_.keys.size(), 3u);
-  ASSERT_EQ(theirs_.keys.size(), 3u);
-  for (size_t i = 0; i < 3; ++i) EXPECT_NE(mine_.keys[i], theirs_.keys[i]);
-  std::set<std::array<uint8_t, 32>> names;
-  for (const TierKey& block : chain_) {
-    names.insert(block.bytes);
-    for (const ModelShard shard :
-         {ModelShard{0, 2}, {1, 2}, {0, 4}, {1, 4}, {2, 4}, {3, 4}, {1, 24}, {12, 4}}) {
-      names.insert(RankKeys(shard).of(block).bytes);
-    }
-  }
-  EXPECT_EQ(names.size(), chain_.size() * 9);
-}
-
 TEST_F(TierParts, ABlockIsHeldUntilAllRanksHaveLetItGo) {
   const TierSave save{chain_[0], 3};
   ASSERT_EQ(store_->save(std::span(&save, 1)), 1u);
@@ -261,15 +232,6 @@ TEST_F(TierParts, ALoadIsHereWhenAllOfItIsHereAtAllRanks) {
   EXPECT_TRUE(store_->load_status(id).ok());
 }
 
-TEST_F(TierParts, ALoadHasFailedWhenItHasAtOneRank) {
-  const TierLoadId id = store_->load(chain_, blocks_, kNever);
-  hear();
-  EXPECT_TRUE(store_->load_status(id).ok());
-  theirs_.broken = true;
-  until([&] { return !store_->load_status(id).ok(); });
-  EXPECT_EQ(store_->load_status(id), absl::DataLossError("rank 1: broken"));
-}
-
 TEST_F(TierParts, ALoadHasEndedWhenItHasAtAllRanks) {
   const TierLoadId id = store_->load(chain_, blocks_, kNever);
   EXPECT_FALSE(store_->end_load(id));
@@ -281,13 +243,6 @@ TEST_F(TierParts, ALoadHasEndedWhenItHasAtAllRanks) {
   mine_.quiet = false;
   EXPECT_TRUE(store_->end_load(id)) << "there is no such load any more";
   EXPECT_TRUE(absl::IsNotFound(store_->load_status(id)));
-}
-
-TEST_F(TierParts, WhatGoesWrongIsCountedAtAllRanks) {
-  EXPECT_EQ(store_->stats().corrupt, 3u);
-  hear();
-  EXPECT_EQ(store_->stats().corrupt, 6u);
-  EXPECT_EQ(store_->stats().saved, 5u);
 }
 
 // Nobody can ask the other ranks any more: what is under way counts as ended there.

@@ -3,7 +3,7 @@
 #include "kvtransfer/store/kv_store.h"
 #include "kvtransfer/store/store_client.h"
 #include "tests/engine_serve/damaged_files.h"
-#include "tests/engine_shard/ranks.h"
+#include "tests/engine_shard/degrees.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -31,77 +31,50 @@ KnownAnswers& answers() {
 }
 const std::vector<Request>& requests() { return answers().requests(); }
 
-struct ServerOptions {
+struct TieredOptions {
   int ranks = 2;
   StepLimits limits = kTight;
   KvTierOptions tiers;
   Arithmetic arithmetic = Arithmetic::kFp32;
   const Checkpoint* checkpoint = &ranks_checkpoint();
+
+  ServerOptions patient() const {
+    ServerOptions out{.role = "all",
+                      .ranks = ranks,
+                      .limits = limits,
+                      .arithmetic = arithmetic,
+                      .tiers = tiers,
+                      .checkpoint = checkpoint};
+    out.tiers.timeout = kLong;
+    return out;
+  }
 };
 
 // An engine with tiers, on one rank or several.
-class Server {
+class Tiered : public Server {
  public:
-  explicit Server(const ServerOptions& options) : options_(options) {
-    options_.tiers.timeout = kLong;
-    if (options.ranks > 1) {
-      place_.emplace(options.ranks, std::vector<std::string>{"shm"});
-      followers_.emplace(*place_, options.arithmetic, FollowerOptions{}, *options.checkpoint,
-                         [this](Group& group, const Model& model) { return follow(group, model); });
-      group_ = *Group::meet(place_->options(0));
-    }
-    model_.emplace(*Model::create(*options.checkpoint, options.arithmetic,
-                                  group_ != nullptr ? group_->shard() : ModelShard{}));
-    if (group_ != nullptr) {
-      leader_ = *Leader::create(*group_, *model_, options.limits, "all",
-                                options_.tiers.of_rank(model_->shard()));
-    }
-    engine_ = *Engine::create(*model_, serve::test_tokenizer(),
-                              {.blocks = options.limits.blocks,
-                               .token_budget = options.limits.token_budget,
-                               .max_sequences = options.limits.max_sequences,
-                               .tiers = options_.tiers,
-                               .leader = leader_.get()});
+  explicit Tiered(const TieredOptions& options) : Server(options.patient()), options_(options) {}
+  ~Tiered() {
+    for (const absl::Status& status : end()) EXPECT_TRUE(status.ok()) << status;
   }
-  ~Server() {
-    engine_ = nullptr;
-    leader_ = nullptr;
-    group_ = nullptr;
-    if (!followers_.has_value()) return;
-    for (const absl::Status& status : followers_->join()) EXPECT_TRUE(status.ok()) << status;
-  }
-
-  Engine& engine() { return *engine_; }
-  EngineStats stats() const { return engine_->stats(); }
+  EngineStats stats() { return engine().stats(); }
 
   // All requests, at most `in_flight` at a time: each says what it says alone, and no block is
   // lost. `save_all`: none is written over before all ranks have saved it.
   void run(bool save_all, size_t in_flight = kRequests) {
-    outcomes_ = run_all(*engine_, requests(), in_flight, [&] {
-      if (save_all && engine_->tiers()->busy()) engine_->tiers()->flush();
+    outcomes_ = run_all(engine(), requests(), in_flight, [&] {
+      if (save_all && engine().tiers()->busy()) engine().tiers()->flush();
     });
-    if (save_all) engine_->tiers()->flush();
+    if (save_all) engine().tiers()->flush();
     expect_same(answers().of(options_.arithmetic, *options_.checkpoint), outcomes_);
     EXPECT_EQ(stats().free_blocks, options_.limits.blocks);
     EXPECT_EQ(stats().quarantined_blocks, 0u);
-    EXPECT_TRUE(engine_->check_integrity().ok()) << engine_->check_integrity();
+    EXPECT_TRUE(engine().check_integrity().ok()) << engine().check_integrity();
   }
   const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
 
  private:
-  absl::Status follow(Group& group, const Model& model) {
-    auto follower = Follower::create(
-        group, model, {.limits = options_.limits, .tiers = options_.tiers.of_rank(model.shard())});
-    return follower.ok() ? (*follower)->run() : follower.status();
-  }
-
-  ServerOptions options_;
-  std::optional<RendezvousPlace> place_;
-  std::optional<Followers> followers_;  // gone after the group, which they need to end
-  std::unique_ptr<Group> group_;
-  std::optional<Model> model_;
-  std::unique_ptr<Leader> leader_;
-  std::unique_ptr<Engine> engine_;
+  const TieredOptions options_;
   std::map<uint64_t, Outcome> outcomes_;
 };
 
@@ -145,7 +118,7 @@ class TierRanks : public testing::TestWithParam<Case> {};
 TEST_P(TierRanks, SayWhatOneProcessSays) {
   const Case& given = GetParam();
   const TemporaryFolder folder;
-  Server server({.ranks = given.ranks,
+  Tiered server({.ranks = given.ranks,
                  .tiers = given.disk ? on_disk(folder) : in_memory(),
                  .arithmetic = given.arithmetic,
                  .checkpoint = &given.checkpoint()});
@@ -172,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TierRanks,
 // --- whose blocks these are ----------------------------------------------------------------------
 
 // Runs until so many tokens were loaded: a store is called in the background.
-void expect_found(Server& server, uint64_t tokens) {
+void expect_found(Tiered& server, uint64_t tokens) {
   until([&] { return server.run(true), server.stats().tier_tokens >= tokens; });
   EXPECT_EQ(server.stats().loads_failed, 0u);
   EXPECT_EQ(server.stats().tiers.corrupt, 0u);
@@ -183,11 +156,11 @@ void expect_found(Server& server, uint64_t tokens) {
 TEST(TierKeys, RanksOfAllDegreesShareAStore) {
   const Store store;
   for (const int ranks : {2, 1, 4}) {
-    Server first({.ranks = ranks, .tiers = store.tiers()});
+    Tiered first({.ranks = ranks, .tiers = store.tiers()});
     expect_found(first, kFound);
   }
   for (const int ranks : {1, 2, 4}) {
-    Server second({.ranks = ranks, .tiers = store.tiers()});
+    Tiered second({.ranks = ranks, .tiers = store.tiers()});
     expect_found(second, kFound);
     EXPECT_GT(second.stats().tiers.from_peer, 0u) << ranks;
   }
@@ -196,7 +169,7 @@ TEST(TierKeys, RanksOfAllDegreesShareAStore) {
 TEST(TierKeys, ADegreeFindsOnDiskWhatItLeftThereAlone) {
   const TemporaryFolder folder;
   const auto run = [&](int ranks) {
-    Server server({.ranks = ranks, .limits = kWide, .tiers = on_disk(folder)});
+    Tiered server({.ranks = ranks, .limits = kWide, .tiers = on_disk(folder)});
     server.run(true);
     return server.stats().tier_tokens;
   };
@@ -217,7 +190,7 @@ TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
   for (const int rank : {0, 1}) {
     const TemporaryFolder folder;
     const auto run = [&] {
-      Server server({.limits = kWide, .tiers = on_disk(folder)});
+      Tiered server({.limits = kWide, .tiers = on_disk(folder)});
       server.run(true);
       EXPECT_EQ(server.stats().loads_failed, 0u);
       return server.stats().tier_tokens;
@@ -232,9 +205,9 @@ TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
 TEST(TierRanksOnBadDays, WhatIsDamagedAtOneRankIsComputedAgainAtAll) {
   for (const int rank : {0, 1}) {
     const TemporaryFolder folder;
-    { Server(ServerOptions{.limits = kWide, .tiers = on_disk(folder)}).run(true); }
+    { Tiered(TieredOptions{.limits = kWide, .tiers = on_disk(folder)}).run(true); }
     serve::damage(directory_of(folder, rank));
-    Server server({.tiers = on_disk(folder)});
+    Tiered server({.tiers = on_disk(folder)});
     server.run(false);
     EXPECT_GT(server.stats().tiers.corrupt, 0u);
     EXPECT_GT(server.stats().loads_failed, 0u);
@@ -252,7 +225,7 @@ TEST(TierRanksOnBadDays, ARankWithoutItsDirectoryCostsTheTiers) {
   for (const int rank : {0, 1}) {
     TemporaryFolder folder;
     folder.file("kv/rank-" + std::to_string(rank) + "-of-2", "a file is in the way");
-    Server server({.tiers = on_disk(folder)});
+    Tiered server({.tiers = on_disk(folder)});
     server.run(true);
     server.run(false);
     EXPECT_EQ(server.stats().tier_tokens, 0u) << "rank " << rank;
@@ -261,7 +234,7 @@ TEST(TierRanksOnBadDays, ARankWithoutItsDirectoryCostsTheTiers) {
 
 // Requests that clients give up, at any moment, leave nothing behind at any rank.
 TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
-  Server server({.tiers = in_memory()});
+  Tiered server({.tiers = in_memory()});
   server.run(true);
   std::map<uint64_t, Outcome> outcomes;
   std::mt19937_64 random(7);

@@ -1,6 +1,7 @@
 // The connector over a simulated fabric, in virtual time: many seeds of loss, repeats, reordering,
-// flapping rails, cancelled loads and dying workers. Whatever happens, a layer that is said to be
-// here is here, a block that may be reused stays as it is, and every load and job ends.
+// flapping rails and cancelled loads. Whatever happens, a layer that is said to be here is here, a
+// block that may be reused stays as it is, and every load and job ends. Workers that die are in
+// kv_group_sim_test.cc.
 #include "tests/kvtransfer/sims/kv_world.h"
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
@@ -167,40 +168,6 @@ TEST(KvOverSim, ARailThatFailsDoesNotMakeBytesComeLate) {
   }
   if (seeds.count() > 4) {
     EXPECT_GT(rails_lost, seeds.count());
-  }
-}
-
-TEST(KvOverSim, EveryLoadAndJobEndsWhenAWorkerDies) {
-  size_t failed = 0;
-  const Seeds seeds(rounds_of(40, 10));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
-    std::mt19937 random(2000 + seed);
-    sim::SimOptions sim = bad_network(random);
-    sim.link.bytes_per_second = 5e6;
-    World world(sim, seed, KvSendMode::kLayerwise, test_layout(50), test_layout(64));
-    for (KvRequestId id = 1; id <= 6; ++id) {
-      ASSERT_TRUE(world.decode.start(id, world.prefill_address(), 1 + random() % 40).ok());
-      if (random() % 3 == 0) world.decode.cancel(id, random() % 6);
-    }
-    const bool prefill_dies = seed % 2 == 0;
-    world.kill(prefill_dies ? kPrefillNode : kDecodeNode, microseconds(200 + random() % 20'000));
-    const auto survivor_is_clean = [&] {
-      return prefill_dies ? world.decode.open() == 0
-                          : world.dead(kDecodeNode) && world.prefill.open_jobs() == 0;
-    };
-    // Long before the timeout of the loads, which is a minute.
-    ASSERT_TRUE(world.run(survivor_is_clean, seconds(10)));
-    for (KvRequestId id = 1; prefill_dies && id <= 6; ++id) {
-      const TestLoad& load = world.decode.load(id);
-      EXPECT_FALSE(load.wrong);
-      EXPECT_TRUE(load.verified == 6 || !load.status.ok());
-      failed += !load.status.ok() && !absl::IsCancelled(load.status);
-    }
-    if (prefill_dies) expect_intact(world);
-  }
-  if (seeds.count() > 4) {
-    EXPECT_GT(failed, seeds.count() / 2);
   }
 }
 

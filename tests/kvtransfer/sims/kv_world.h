@@ -58,20 +58,14 @@ class World {
   KvConnectorStats prefill_stats() const { return prefill_node_.connector->stats(); }
   KvConnectorStats decode_stats() const { return decode_node_.connector->stats(); }
 
-  void kill(size_t node, Time when) {
-    fabric_.kill(node, when);
-    dead_at_[node] = when;
-  }
-  bool dead(size_t node) const { return now() >= dead_at_[node]; }
-
   // Its process is stopped: its adapter goes on, as a kernel does for it.
   void stop(size_t node, bool stopped) { stopped_[node] = stopped; }
 
   // Runs both engines, 50 us of virtual time a step.
   bool run(const std::function<bool()>& ready, Time limit) {
     for (const Time end = now() + limit; now() < end;) {
-      if (!dead(kPrefillNode) && !stopped_[kPrefillNode]) prefill.step();
-      if (!dead(kDecodeNode) && !stopped_[kDecodeNode]) decode.step();
+      if (!stopped_[kPrefillNode]) prefill.step();
+      if (!stopped_[kDecodeNode]) decode.step();
       if (ready()) return true;
       fabric_.run_for(std::chrono::microseconds(50));
     }
@@ -92,7 +86,6 @@ class World {
   sim::SimFabric fabric_;
   SimNode prefill_node_;
   SimNode decode_node_;
-  Time dead_at_[2] = {kNever, kNever};
   bool stopped_[2] = {};
 
  public:
