@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "engine/kernels/aligned.h"
 
@@ -590,38 +589,6 @@ void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_t
 
 void paged_attention(const AttentionCall& call, float* scratch) {
   HWY_DYNAMIC_DISPATCH(paged)(call, scratch);
-}
-
-void reference_attention(const AttentionCall& call) {
-  const int dims = call.cache->geometry().head_dim;
-  for (int t = 0; t < call.tokens; ++t) {
-    for (int h = 0; h < call.group; ++h) {
-      const float* q = call.q + t * call.q_stride + h * dims;
-      float* out = call.out + t * call.out_stride + h * dims;
-      std::vector<double> p;
-      const int first = call.window > 0 ? std::max(0, call.position + t + 1 - call.window) : 0;
-      for (int at = first; at <= call.position + t; ++at) {
-        const uint32_t block = call.block_table[static_cast<size_t>(at / kBlockTokens)];
-        const uint16_t* key = call.cache->key(call.layer, block, call.kv_head) + at % kBlockTokens;
-        double score = 0;
-        for (int d = 0; d < dims; ++d) score += q[d] * float_from_bf16(key[d * kBlockTokens]);
-        p.push_back(score);
-      }
-      const double maximum = *std::max_element(p.begin(), p.end());
-      double sum = 0;
-      for (double& x : p) sum += x = std::exp(x - maximum);
-      for (int d = 0; d < dims; ++d) {
-        double mix = 0;
-        for (size_t i = 0; i < p.size(); ++i) {
-          const size_t at = size_t(first) + i;
-          const uint32_t block = call.block_table[at / kBlockTokens];
-          const uint16_t* value = call.cache->value(call.layer, block, call.kv_head);
-          mix += p[i] * float_from_bf16(value[(at % kBlockTokens) * dims + d]);
-        }
-        out[d] = static_cast<float>(mix / sum);
-      }
-    }
-  }
 }
 
 }  // namespace baton::engine

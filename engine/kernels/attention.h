@@ -53,7 +53,4 @@ inline constexpr size_t kAttentionScratch = size_t{kQueryTile} * kSplitTokens;
 // a query do not depend on how many queries are computed together.
 void paged_attention(const AttentionCall& call, float* scratch);
 
-// The same by plain loops with std::exp.
-void reference_attention(const AttentionCall& call);
-
 }  // namespace baton::engine

@@ -2,8 +2,6 @@
 #include "engine/kernels/bf16_gemm.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
@@ -479,30 +477,6 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
     }
   });
   scratch.multiply(pool, scratch.hidden_.data(), m, down, c, ldc, true, serial);
-}
-
-void reference_gemm_bf16(int m, int n, int k, const float* a, size_t lda, const uint16_t* weight,
-                         float* c, size_t ldc, bool accumulate) {
-  const auto flushed = [](float x) {
-    return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
-  };
-  for (int i = 0; i < m; ++i) {
-    for (int j = 0; j < n; ++j) {
-      float sum = accumulate ? flushed(c[size_t(i) * ldc + size_t(j)]) : 0.0f;
-      for (int first = 0; first < k; first += kStep) {
-        float halves[2] = {0.0f, 0.0f};
-        for (int x = first; x < first + kStep; ++x) {
-          const float left =
-              x < k ? float_from_bf16(bf16_from_float(a[size_t(i) * lda + size_t(x)])) : 0.0f;
-          const float right =
-              x < k ? float_from_bf16(weight[size_t(j) * size_t(k) + size_t(x)]) : 0.0f;
-          halves[x % 2] = flushed(std::fma(flushed(left), flushed(right), halves[x % 2]));
-        }
-        sum = flushed(sum + flushed(halves[0] + halves[1]));
-      }
-      c[size_t(i) * ldc + size_t(j)] = sum;
-    }
-  }
 }
 
 }  // namespace baton::engine

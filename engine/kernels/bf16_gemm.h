@@ -91,8 +91,4 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
 void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
                        const TiledB& gate_up, const TiledB& down, float* c, size_t ldc);
 
-// Plain loops with the same chains, for tests; B as rows of a weight [n][k].
-void reference_gemm_bf16(int m, int n, int k, const float* a, size_t lda, const uint16_t* weight,
-                         float* c, size_t ldc, bool accumulate);
-
 }  // namespace baton::engine

@@ -2,7 +2,6 @@
 #include "engine/kernels/gemm.h"
 
 #include <algorithm>
-#include <cmath>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/kernels/gemm.cc"
@@ -330,20 +329,6 @@ void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, c
     (m, a, b, first, std::min(panels, first + group), c, ldc, accumulate, scratch.a(thread),
      scratch.b(thread));
   });
-}
-
-void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,
-                    size_t ldc, bool accumulate) {
-  for (int i = 0; i < m; ++i) {
-    for (int j = 0; j < n; ++j) {
-      float sum = accumulate ? c[i * ldc + j] : 0.0f;
-      for (int x = 0; x < k; ++x) {
-        sum = std::fma(a.data[i * a.row_stride + x * a.col_stride],
-                       b.data[x * b.row_stride + j * b.col_stride], sum);
-      }
-      c[i * ldc + j] = sum;
-    }
-  }
 }
 
 }  // namespace baton::engine

@@ -72,8 +72,4 @@ void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, c
 void gemm_serial(GemmScratch& scratch, int thread, int m, const MatrixView& a, const PackedB& b,
                  float* c, size_t ldc, bool accumulate);
 
-// Plain loops with the same chains, for tests.
-void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,
-                    size_t ldc, bool accumulate);
-
 }  // namespace baton::engine

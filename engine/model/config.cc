@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/json_fields.h"
 #include "engine/model/config_parts.h"
 
 namespace baton::engine {
@@ -65,17 +64,9 @@ absl::Status read_eos(const nlohmann::json& json, ModelConfig& config) {
     }
     return absl::OkStatus();
   }
-  auto one = int_field(json, "eos_token_id", -1, INT32_MAX, -1);
-  if (!one.ok()) return one.status();
-  if (*one >= 0) add(*one);
-  return absl::OkStatus();
-}
-
-absl::Status read_token_ids(const nlohmann::json& json, ModelConfig& config) {
-  auto bos = int_field(json, "bos_token_id", -1, INT32_MAX, -1);
-  if (!bos.ok()) return bos.status();
-  config.bos_token_id = static_cast<int32_t>(*bos);
-  return read_eos(json, config);
+  FieldReader in(json);
+  if (const int one = in.whole("eos_token_id", -1, INT32_MAX, -1); one >= 0) add(one);
+  return in.status();
 }
 
 absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
@@ -88,11 +79,9 @@ absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
       {"head_dim", &config.head_dim},
       {"vocab_size", &config.vocab_size},
       {"max_position_embeddings", &config.max_position_embeddings}};
-  for (const auto& [key, target] : sizes) {
-    auto value = int_field(json, key, 1, 1 << 24, 0);
-    if (!value.ok()) return value.status();
-    *target = static_cast<int>(*value);
-  }
+  FieldReader in(json);
+  for (const auto& [key, target] : sizes) *target = in.whole(key, 1, 1 << 24, 0);
+  if (!in.status().ok()) return in.status();
   if (config.num_kv_heads == 0) {
     const int heads = silent_values(config.family).kv_heads;
     config.num_kv_heads = heads > 0 ? heads : config.num_heads;
@@ -105,34 +94,35 @@ absl::Status read_sizes(const nlohmann::json& json, ModelConfig& config) {
 }
 
 absl::Status read_family(const nlohmann::json& json, ModelConfig& config) {
-  auto type = string_field(json, "model_type", "");
-  if (!type.ok()) return type.status();
+  FieldReader in(json);
+  const std::string type = in.word("model_type", "");
+  if (!in.status().ok()) return in.status();
   for (const auto& family : kFamilies) {
-    if (*type != family.type) continue;
+    if (type != family.type) continue;
     config.family = family.family;
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("model_type \"", *type,
+      absl::StrCat("model_type \"", type,
                    "\" is not supported; this engine runs \"llama\", \"mistral\", \"qwen2\", "
                    "\"qwen3\", \"qwen3_moe\" and \"mixtral\""));
 }
 
 // Activations and biases. A family without a switch for its biases has no use for one.
 absl::Status read_arithmetic(const nlohmann::json& json, ModelConfig& config) {
-  auto activation = string_field(json, "hidden_act", "silu");
-  if (!activation.ok()) return activation.status();
-  if (*activation != "silu") {
+  FieldReader in(json);
+  const std::string activation = in.word("hidden_act", "silu");
+  const double part = in.number("partial_rotary_factor", 0.0, 1.0, 1.0);
+  if (!in.status().ok()) return in.status();
+  if (activation != "silu") {
     return absl::InvalidArgumentError(
-        absl::StrCat("hidden_act \"", *activation, "\" is not supported; only \"silu\" is"));
+        absl::StrCat("hidden_act \"", activation, "\" is not supported; only \"silu\" is"));
   }
   if (!member(json, "quantization_config").is_null()) {
     return absl::InvalidArgumentError(
         "quantization_config is not supported; weights must be F32, F16 or BF16");
   }
-  auto part = number_field(json, "partial_rotary_factor", 0.0, 1.0, 1.0);
-  if (!part.ok()) return part.status();
-  if (*part != 1.0) return absl::InvalidArgumentError("partial_rotary_factor is not supported");
+  if (part != 1.0) return absl::InvalidArgumentError("partial_rotary_factor is not supported");
   const ModelFamily family = config.family;
   const struct {
     const char* key;
@@ -142,15 +132,13 @@ absl::Status read_arithmetic(const nlohmann::json& json, ModelConfig& config) {
                 family == ModelFamily::kLlama || config.has_qk_norm()},
                {"mlp_bias", &config.mlp_bias, family == ModelFamily::kLlama}};
   for (const auto& flag : flags) {
-    auto value = bool_field(json, flag.key, false);
-    if (!value.ok()) return value.status();
-    if (*value && !flag.allowed) {
+    *flag.target = in.flag(flag.key, false);
+    if (*flag.target && !flag.allowed) {
       return absl::InvalidArgumentError(
           absl::StrCat(flag.key, " is not supported with this model_type"));
     }
-    *flag.target = *value;
   }
-  return absl::OkStatus();
+  return in.status();
 }
 
 // "layer_types" says which layers have the window; older files of Qwen say from which layer on.
@@ -161,22 +149,21 @@ absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
   const bool qwen = by_layer || family == ModelFamily::kQwen3Moe;
   const bool silent = !json.contains("sliding_window") &&
                       (family == ModelFamily::kMistral || family == ModelFamily::kQwen3Moe);
-  auto window = int_field(json, "sliding_window", 1, 1 << 24, silent ? 4096 : 0);
-  auto use = bool_field(json, "use_sliding_window", !qwen);
-  auto first = int_field(json, "max_window_layers", 0, 1 << 24, by_layer ? 28 : 0);
-  for (const absl::Status& status : {window.status(), use.status(), first.status()}) {
-    if (!status.ok()) return status;
-  }
-  if (config.family == ModelFamily::kLlama && *window != 0) {
+  FieldReader in(json);
+  const int window = in.whole("sliding_window", 1, 1 << 24, silent ? 4096 : 0);
+  const bool use = in.flag("use_sliding_window", !qwen);
+  const int first = in.whole("max_window_layers", 0, 1 << 24, by_layer ? 28 : 0);
+  if (!in.status().ok()) return in.status();
+  if (config.family == ModelFamily::kLlama && window != 0) {
     return absl::InvalidArgumentError("sliding_window is not supported with model_type \"llama\"");
   }
-  if (*use) config.sliding_window = static_cast<int>(*window);
+  if (use) config.sliding_window = window;
   const nlohmann::json& types = member(json, "layer_types");
   if (!types.is_null() && (!types.is_array() || types.size() != size_t(config.num_layers))) {
     return absl::InvalidArgumentError("\"layer_types\" must hold one word for each layer");
   }
   for (int l = 0; l < config.num_layers; ++l) {
-    bool slides = l >= *first || config.may_have_experts();
+    bool slides = l >= first || config.may_have_experts();
     if (!types.is_null()) {
       const nlohmann::json& type = types[size_t(l)];
       slides = type == "sliding_attention";
@@ -226,19 +213,16 @@ absl::StatusOr<ModelConfig> read_config(const nlohmann::json& json) {
     if (absl::Status status = read(json, config); !status.ok()) return status;
   }
   const Silent silent = silent_values(config.family);
-  auto eps = number_field(json, "rms_norm_eps", 0.0, 1.0, silent.eps);
-  if (!eps.ok()) return eps.status();
-  config.rms_norm_eps = *eps;
-  auto theta = number_field(json, "rope_theta", 1.0, 1e12, silent.theta);
-  if (!theta.ok()) return theta.status();
-  config.rope_theta = *theta;
-  auto tied = bool_field(json, "tie_word_embeddings", false);
-  if (!tied.ok()) return tied.status();
-  config.tie_word_embeddings = *tied;
+  FieldReader in(json);
+  config.rms_norm_eps = in.number("rms_norm_eps", 0.0, 1.0, silent.eps);
+  config.rope_theta = in.number("rope_theta", 1.0, 1e12, silent.theta);
+  config.tie_word_embeddings = in.flag("tie_word_embeddings", false);
+  config.bos_token_id = in.whole("bos_token_id", -1, INT32_MAX, -1);
+  if (!in.status().ok()) return in.status();
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (absl::Status status = read_rope(member(json, key), config); !status.ok()) return status;
   }
-  if (absl::Status status = read_token_ids(json, config); !status.ok()) return status;
+  if (absl::Status status = read_eos(json, config); !status.ok()) return status;
   if (absl::Status status = config.validate(); !status.ok()) return status;
   if (absl::Status status = read_windows(json, config); !status.ok()) return status;
   return config;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/json_fields.h"
 
 namespace baton::engine {
 namespace {
@@ -17,31 +16,29 @@ constexpr int kMaxExperts = 1 << 16;
 
 // transformers writes either name for either family.
 absl::Status read_count(const nlohmann::json& json, ModelConfig& config) {
-  int counts[2] = {};
-  const char* const keys[2] = {"num_experts", "num_local_experts"};
-  for (int i = 0; i < 2; ++i) {
-    auto value = int_field(json, keys[i], 1, kMaxExperts, 0);
-    if (!value.ok()) return value.status();
-    counts[i] = static_cast<int>(*value);
+  FieldReader in(json);
+  const int all = in.whole("num_experts", 1, kMaxExperts, 0);
+  const int local = in.whole("num_local_experts", 1, kMaxExperts, 0);
+  if (all != 0 && local != 0 && all != local) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"num_experts\" is ", all, ", but \"num_local_experts\" is ", local));
   }
-  if (counts[0] != 0 && counts[1] != 0 && counts[0] != counts[1]) {
-    return absl::InvalidArgumentError(absl::StrCat("\"num_experts\" is ", counts[0],
-                                                   ", but \"num_local_experts\" is ", counts[1]));
+  config.num_experts = std::max(all, local);
+  if (config.num_experts == 0) {
+    config.num_experts = config.family == ModelFamily::kMixtral ? 8 : 128;
   }
-  const int silent = config.family == ModelFamily::kMixtral ? 8 : 128;
-  config.num_experts = std::max(counts[0], counts[1]);
-  if (config.num_experts == 0) config.num_experts = silent;
-  return absl::OkStatus();
+  return in.status();
 }
 
 // A layer has experts if its number, counted from one, is a multiple of the step, and it is not in
 // the list.
 absl::Status read_dense_layers(const nlohmann::json& json, ModelConfig& config) {
-  auto step = int_field(json, "decoder_sparse_step", 1, 1 << 24, 1);
-  if (!step.ok()) return step.status();
+  FieldReader in(json);
+  const auto step = static_cast<size_t>(in.whole("decoder_sparse_step", 1, 1 << 24, 1));
+  if (!in.status().ok()) return in.status();
   const auto layers = static_cast<size_t>(config.num_layers);
   std::vector<bool> dense(layers);
-  for (size_t l = 0; l < layers; ++l) dense[l] = (l + 1) % static_cast<size_t>(*step) != 0;
+  for (size_t l = 0; l < layers; ++l) dense[l] = (l + 1) % step != 0;
   const nlohmann::json& list = member(json, "mlp_only_layers");
   if (!list.is_null() && !list.is_array()) {
     return absl::InvalidArgumentError("\"mlp_only_layers\" must be a list of layers");
@@ -68,22 +65,16 @@ absl::Status read_experts(const nlohmann::json& json, ModelConfig& config) {
   if (!config.may_have_experts()) return absl::OkStatus();
   if (absl::Status status = read_count(json, config); !status.ok()) return status;
   const bool mixtral = config.family == ModelFamily::kMixtral;
-  auto chosen = int_field(json, "num_experts_per_tok", 1, kMaxExperts, mixtral ? 2 : 8);
-  if (!chosen.ok()) return chosen.status();
-  config.experts_per_token = static_cast<int>(*chosen);
+  FieldReader in(json);
+  config.experts_per_token = in.whole("num_experts_per_tok", 1, kMaxExperts, mixtral ? 2 : 8);
   if (mixtral) {
     config.expert_size = config.intermediate_size;
     config.norm_topk_prob = true;
-    return absl::OkStatus();
+    return in.status();
   }
-  auto width = int_field(json, "moe_intermediate_size", 1, 1 << 24, 768);
-  auto normalise = bool_field(json, "norm_topk_prob", false);
-  for (const absl::Status& status : {width.status(), normalise.status()}) {
-    if (!status.ok()) return status;
-  }
-  config.expert_size = static_cast<int>(*width);
-  config.norm_topk_prob = *normalise;
-  return read_dense_layers(json, config);
+  config.expert_size = in.whole("moe_intermediate_size", 1, 1 << 24, 768);
+  config.norm_topk_prob = in.flag("norm_topk_prob", false);
+  return in.status().ok() ? read_dense_layers(json, config) : in.status();
 }
 
 void write_experts(const ModelConfig& config, nlohmann::ordered_json& json) {
@@ -139,49 +130,31 @@ namespace {
 using Kind = RopeScaling::Kind;
 
 // The paper's factor on cosines and sines, which a file may replace or weigh.
-absl::StatusOr<double> yarn_attention_factor(const nlohmann::json& rope, double factor) {
-  auto given = number_field(rope, "attention_factor", 1e-3, 1e3, 0.0);
-  auto mscale = number_field(rope, "mscale", 0.0, 1e3, 0.0);
-  auto all_dim = number_field(rope, "mscale_all_dim", 0.0, 1e3, 0.0);
-  for (const absl::Status& status : {given.status(), mscale.status(), all_dim.status()}) {
-    if (!status.ok()) return status;
-  }
-  if (*given > 0) return *given;
+double yarn_attention_factor(FieldReader& in, double factor) {
+  const double given = in.number("attention_factor", 1e-3, 1e3, 0.0);
+  const double mscale = in.number("mscale", 0.0, 1e3, 0.0);
+  const double all_dim = in.number("mscale_all_dim", 0.0, 1e3, 0.0);
+  if (given > 0) return given;
   const auto scale = [factor](double by) {
     return factor <= 1 ? 1.0 : 0.1 * by * std::log(factor) + 1.0;
   };
-  return *mscale > 0 && *all_dim > 0 ? scale(*mscale) / scale(*all_dim) : scale(1.0);
+  return mscale > 0 && all_dim > 0 ? scale(mscale) / scale(all_dim) : scale(1.0);
 }
 
-absl::Status read_yarn(const nlohmann::json& rope, RopeScaling& scaling) {
-  auto fast = number_field(rope, "beta_fast", 1e-3, 1e6, 32.0);
-  auto slow = number_field(rope, "beta_slow", 1e-3, 1e6, 1.0);
-  auto truncate = bool_field(rope, "truncate", true);
-  auto attention = yarn_attention_factor(rope, scaling.factor);
-  for (const absl::Status& status :
-       {fast.status(), slow.status(), truncate.status(), attention.status()}) {
-    if (!status.ok()) return status;
-  }
+void read_yarn(FieldReader& in, RopeScaling& scaling) {
   scaling.kind = Kind::kYarn;
-  scaling.beta_fast = *fast;
-  scaling.beta_slow = *slow;
-  scaling.truncate = *truncate;
-  scaling.attention_factor = *attention;
-  return absl::OkStatus();
+  scaling.beta_fast = in.number("beta_fast", 1e-3, 1e6, 32.0);
+  scaling.beta_slow = in.number("beta_slow", 1e-3, 1e6, 1.0);
+  scaling.truncate = in.flag("truncate", true);
+  scaling.attention_factor = yarn_attention_factor(in, scaling.factor);
 }
 
-absl::Status read_llama3(const nlohmann::json& rope, RopeScaling& scaling) {
-  auto low = number_field(rope, "low_freq_factor", 1e-3, 1e6, 1.0);
-  auto high = number_field(rope, "high_freq_factor", 1e-3, 1e6, 4.0);
-  if (!low.ok()) return low.status();
-  if (!high.ok()) return high.status();
-  if (*high <= *low) {
-    return absl::InvalidArgumentError("\"high_freq_factor\" must exceed \"low_freq_factor\"");
-  }
+absl::Status read_llama3(FieldReader& in, RopeScaling& scaling) {
   scaling.kind = Kind::kLlama3;
-  scaling.low_freq_factor = *low;
-  scaling.high_freq_factor = *high;
-  return absl::OkStatus();
+  scaling.low_freq_factor = in.number("low_freq_factor", 1e-3, 1e6, 1.0);
+  scaling.high_freq_factor = in.number("high_freq_factor", 1e-3, 1e6, 4.0);
+  if (!in.status().ok() || scaling.high_freq_factor > scaling.low_freq_factor) return in.status();
+  return absl::InvalidArgumentError("\"high_freq_factor\" must exceed \"low_freq_factor\"");
 }
 
 }  // namespace
@@ -190,38 +163,34 @@ absl::Status read_rope(const nlohmann::json& rope, ModelConfig& config) {
   if (rope.is_null()) return absl::OkStatus();
   if (!rope.is_object()) return absl::InvalidArgumentError("\"rope_scaling\" must be an object");
   RopeScaling scaling;
-  auto theta = number_field(rope, "rope_theta", 1.0, 1e12, config.rope_theta);
-  auto type = string_field(rope, "type", "default");
-  if (type.ok()) type = string_field(rope, "rope_type", *type);
-  auto factor = number_field(rope, "factor", 1.0, 1e6, 1.0);
-  auto part = number_field(rope, "partial_rotary_factor", 0.0, 1.0, 1.0);
-  for (const absl::Status& status :
-       {theta.status(), type.status(), factor.status(), part.status()}) {
-    if (!status.ok()) return status;
-  }
-  if (*part != 1.0) return absl::InvalidArgumentError("partial_rotary_factor is not supported");
-  const bool yarn = *type == "yarn";
-  auto original = number_field(rope, "original_max_position_embeddings", 1, 1e9,
-                               yarn ? config.max_position_embeddings : 8192);
-  if (!original.ok()) return original.status();
-  config.rope_theta = *theta;
-  scaling.factor = *factor;
-  scaling.original_max_position_embeddings = *original;
+  FieldReader in(rope);
+  const double theta = in.number("rope_theta", 1.0, 1e12, config.rope_theta);
+  const std::string type = in.word("rope_type", in.word("type", "default"));
+  const bool yarn = type == "yarn";
+  scaling.factor = in.number("factor", 1.0, 1e6, 1.0);
+  const double part = in.number("partial_rotary_factor", 0.0, 1.0, 1.0);
+  const double original = in.number("original_max_position_embeddings", 1, 1e9,
+                                    yarn ? config.max_position_embeddings : 8192);
+  if (!in.status().ok()) return in.status();
+  if (part != 1.0) return absl::InvalidArgumentError("partial_rotary_factor is not supported");
+  config.rope_theta = theta;
+  scaling.original_max_position_embeddings = original;
   absl::Status status;
-  if (*type == "default" || *type == "dynamic") {
+  if (type == "default" || type == "dynamic") {
     scaling = {};
-  } else if (*type == "linear") {
+  } else if (type == "linear") {
     scaling.kind = Kind::kLinear;
-  } else if (*type == "llama3") {
-    status = read_llama3(rope, scaling);
+  } else if (type == "llama3") {
+    status = read_llama3(in, scaling);
   } else if (yarn) {
     if (member(rope, "factor").is_null()) {
-      scaling.factor = std::max(1.0, config.max_position_embeddings / *original);
+      scaling.factor = std::max(1.0, config.max_position_embeddings / original);
     }
-    status = read_yarn(rope, scaling);
+    read_yarn(in, scaling);
+    status = in.status();
   } else {
     status = absl::InvalidArgumentError(
-        absl::StrCat("rope type \"", *type,
+        absl::StrCat("rope type \"", type,
                      "\" is not supported (default, linear, dynamic, llama3 and yarn are)"));
   }
   config.rope_scaling = scaling;

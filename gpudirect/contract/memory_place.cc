@@ -14,7 +14,7 @@
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
-#include "gpudirect/contract/transfer_gates.h"
+#include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/facts.h"
 #include "transport/base/log.h"
@@ -304,7 +304,7 @@ absl::StatusOr<std::unique_ptr<internal::TransferGates>> CudaMemory::gates(int d
   if (!driver.ok()) return driver.status();
   const absl::StatusOr<const Device*> opened = device_of(**driver, device);
   if (!opened.ok()) return opened.status();
-  return CudaGates::open(**opened, count);
+  return StreamGates::open(**opened, count);
 }
 
 absl::StatusOr<const Launcher*> CudaMemory::kernels_of(int device) const {

@@ -50,23 +50,6 @@ TEST_P(ArithmeticForward, ChunksThreadsUnitsAndVectorWidthsDoNotChangeABit) {
   }
 }
 
-TEST_P(ArithmeticForward, TheKvIsTheSameToo) {
-  for (const ModelConfig& config : odd_configs()) {
-    const Checkpoint checkpoint = make_test_checkpoint(config, 7);
-    const Tokens tokens = random_tokens(90, config.vocab_size, 2);
-    Rig first = make_rig(checkpoint, Bf16Unit::kVectors);
-    first.prompt(tokens, first.take(tokens.size()), 90);
-    for_every_width([&] {
-      for (const Bf16Unit unit : units()) {
-        Rig single = make_rig(checkpoint, unit);
-        single.prompt(tokens, single.take(tokens.size()), 1);
-        EXPECT_EQ(std::memcmp(first.memory.data(), single.memory.data(), first.memory.size() * 2),
-                  0);
-      }
-    });
-  }
-}
-
 TEST_P(ArithmeticForward, TheBatchDoesNotChangeABit) {
   for (const ModelConfig& config : odd_configs()) {
     const Checkpoint checkpoint = make_test_checkpoint(config, 9);

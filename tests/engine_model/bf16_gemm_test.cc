@@ -4,6 +4,7 @@
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/elementwise.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
 #include "tests/test.h"

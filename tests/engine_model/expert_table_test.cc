@@ -2,7 +2,7 @@
 #include "engine/kernels/expert_table.h"
 
 #include "engine/kernels/elementwise.h"
-#include "tests/engine_model/reference_elementwise.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/test.h"
 
 namespace baton::engine {

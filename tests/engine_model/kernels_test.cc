@@ -4,7 +4,7 @@
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
 #include "engine/model/rope.h"
-#include "tests/engine_model/reference_elementwise.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
 #include "tests/test.h"
@@ -182,6 +182,13 @@ TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
   }
   for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], expected[i], 4e-6) << i;
   EXPECT_TRUE(same_bits(all, single)) << "a token's result depends on the tokens beside it";
+  for_every_width([&] {
+    std::vector<float> again(all.size());
+    for (int head = 0; head < kHeads; ++head) {
+      paged_attention(context.call(head, 0, kTokens, again), scratch.data());
+    }
+    EXPECT_TRUE(same_bits(again, all));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
@@ -192,19 +199,6 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest,
                                            std::tuple{96, 7, 0}, std::tuple{256, 2, 0},
                                            std::tuple{16, 1, 1}, std::tuple{32, 3, 16},
                                            std::tuple{64, 4, 21}, std::tuple{48, 1, 100}));
-
-TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
-  const auto [head_dim, group, window] = GetParam();
-  constexpr int kTokens = 53;
-  Context context({.layers = 1, .kv_heads = 1, .head_dim = head_dim}, kTokens, group, window);
-  std::vector<float> scratch(kAttentionScratch), first;
-  for_every_width([&] {
-    std::vector<float> out(context.q.size());
-    paged_attention(context.call(0, 0, kTokens, out), scratch.data());
-    if (first.empty()) first = out;
-    EXPECT_TRUE(same_bits(out, first));
-  });
-}
 
 // Over several splits: near the reference, and the same bits in every width, with a window and
 // without, also where a window or a tile of queries begins or ends at a split.

@@ -1,6 +1,6 @@
 // Calls of communicators that wait for streams of a device, and streams that wait for calls.
+#include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/device.h"
-#include "gpudirect/stream_gates.h"
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
@@ -46,8 +46,8 @@ class User {
     obstacle_ = *gates_->hold(stream_, Clock::steady().now() + std::chrono::seconds(600));
   }
   void let_go() {
-    EXPECT_TRUE(gates_->release(obstacle_.id).ok());
-    EXPECT_TRUE(gates_->close(obstacle_.id).ok());
+    gates_->end(obstacle_.gate, true);
+    gates_->close(obstacle_.gate);
   }
   // On the stream: `to` becomes what `from` is then.
   void copy(DevicePointer to, DevicePointer from) {
@@ -76,7 +76,7 @@ class User {
   std::unique_ptr<Device> device_;
   std::unique_ptr<gpudirect::StreamGates> gates_;
   gpudirect::Stream stream_ = nullptr;
-  gpudirect::Hold obstacle_;
+  gpudirect::StreamGates::Hold obstacle_;
 };
 
 // Each rank's turn is over when it has advanced so often.

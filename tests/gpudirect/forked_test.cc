@@ -3,9 +3,9 @@
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
+#include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/layer_tickets.h"
-#include "gpudirect/stream_gates.h"
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
@@ -182,7 +182,7 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
       launcher.reset();
     };
     in_a_child([&] {
-      expect_told(gates->after(stream, Clock::steady().now()).status());
+      expect_told(gates->after_stream(stream, Clock::steady().now()).status());
       expect_told(tickets->mark(stream, 2));
       expect_told(Device::open(driver, 0).status());
       expect_told(copies->begin(1, {&inside, 1}));
@@ -194,7 +194,7 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     });
 
     ASSERT_TRUE(device->alive().ok());
-    ASSERT_TRUE(gates->release(held->id).ok());
+    gates->end(held->gate, true);
     fake.run_all();
     std::optional<absl::Status> copied;
     ring->progress([&](uint64_t, absl::Status status) { copied = std::move(status); });

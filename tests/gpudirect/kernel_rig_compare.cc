@@ -161,8 +161,9 @@ void compare_elementwise(Comparison& all) {
   std::vector<float> q = normal(20 * 8 * 64, 3), k = normal(20 * 2 * 64, 4),
                      v = normal(20 * 2 * 64, 5);
   std::vector<float> cosines = normal(20 * 32, 6), sines = normal(20 * 32, 7);
-  std::vector<uint32_t> slots(20);
+  std::vector<uint32_t> slots(20), positions(20);
   std::iota(slots.begin(), slots.end(), 9u);
+  std::iota(positions.rbegin(), positions.rend(), 0u);
   std::vector<uint16_t> cache(2 * 2 * 2 * 64 * 16);
   all.run<kernels::RopeStore>({"baton_rope_store"}, {&Launcher::rope_store}, [&](auto& place) {
     return kernels::RopeStore{.q = place(q, true),
@@ -173,7 +174,8 @@ void compare_elementwise(Comparison& all) {
                               .slots = place(slots),
                               .cache = {place(cache, true), 2, 64},
                               .tokens = 20,
-                              .heads = 8};
+                              .heads = 8,
+                              .positions = place(positions)};
   });
   std::vector<float> p = normal(5000, 8), m = normal(5000, 9), s(5000, 0.5f), g = normal(5000, 10);
   all.run<kernels::AdamW>({"baton_adamw"}, {&Launcher::adamw}, [&](auto& place) {

@@ -267,7 +267,8 @@ void time_steps(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
         .cache = {pointer_of<uint16_t>(rig.allocate(pages * kKvHeads * 2 * kDim * 2)), kKvHeads,
                   kDim},
         .tokens = tokens,
-        .heads = kHeads};
+        .heads = kHeads,
+        .positions = times.table(slots)};
     // q and k there and back, v, and what is stored as bf16.
     const size_t moved = tokens * kOfToken * (2 * kHeads + 2 * kKvHeads + kKvHeads + kKvHeads);
     times.row("rope and store", absl::StrFormat("%u tokens", tokens), moved, [&] {

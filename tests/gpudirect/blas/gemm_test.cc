@@ -1,8 +1,7 @@
 // Products by cuBLASLt and by our own kernel: who multiplies what, and that rows keep their bits. A
 // stand-in for the library multiplies, in the emulation's order.
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/bf16_gemm.h"
 #include "gpudirect/blas/gpu_gemm.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/fake/with_device.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"

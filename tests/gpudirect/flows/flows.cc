@@ -6,8 +6,8 @@
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
+#include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/copies/copier.h"
-#include "gpudirect/stream_gates.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -186,27 +186,26 @@ absl::Status gated(FakeDriver& fake, const Driver& driver) {
   const auto use = [&]() -> absl::Status {
     fake.write(at, "first");
     if (absl::Status queued = copy(100, 0); !queued.ok()) return queued;
-    const auto gate = (*gates)->after(stream, kLater);
+    const auto gate = (*gates)->after_stream(stream, kLater);
     if (!gate.ok()) return gate.status();
-    for (int n = 0;; ++n) {
-      const auto state = (*gates)->poll(*gate, Time{0});
-      if (!state.ok()) return state.status();
-      if (*state == GateState::kAborted) return absl::AbortedError("the gate was aborted");
-      if (*state == GateState::kOpen) break;
+    std::optional<absl::Status> passed;
+    for (int n = 0; !(passed = (*gates)->passed(*gate, Time{0})).has_value(); ++n) {
       if (n > kPatience) return late();
     }
+    if (!passed->ok()) return *passed;
     if (fake.read(at + 100, 5) != "first") return wrong();
-    if (absl::Status closed = (*gates)->close(*gate); !closed.ok()) return closed;
+    (*gates)->close(*gate);
     const auto hold = (*gates)->hold(stream, kLater);
     if (!hold.ok()) return hold.status();
     if (absl::Status queued = copy(200, 0); !queued.ok()) return queued;
     fake.run_all();
     fake.write(at, "other");  // the transfer delivers
-    if (absl::Status released = (*gates)->release(hold->id); !released.ok()) return released;
+    (*gates)->end(hold->gate, true);
     fake.run_all();
-    if (*pointer_of<const uint64_t>(hold->outcome) != hold->delivered) return wrong();
+    if (*pointer_of<const uint64_t>(hold->outcome.address) != hold->outcome.delivered)
+      return wrong();
     if (fake.read(at + 200, 5) != "other") return wrong();
-    if (absl::Status closed = (*gates)->close(hold->id); !closed.ok()) return closed;
+    (*gates)->close(hold->gate);
     // The same gate once more: the stream waits, and not for what was released before.
     const auto again = (*gates)->hold(stream, kLater);
     if (!again.ok()) return again.status();

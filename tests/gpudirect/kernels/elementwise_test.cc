@@ -1,10 +1,10 @@
-// Rows by number, normalisation, rotary embedding, activation and the optimizer, to the bit as the
+// Normalisation, rotary embedding, activation and the optimizer, to the bit as the
 // engine's and the trainer's.
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "engine/train/data_parallel/optimizer.h"
-#include "tests/engine_model/reference_elementwise.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
@@ -57,6 +57,7 @@ TEST(RmsNorm, ABlockOfAllRowsAtOnceIsEnough) {
   EXPECT_EQ(rms_norm_blocks(33, kHeldRow + 16), 33u);
 }
 
+// The angles by position, and q scaled once it is rotated, as the model does.
 TEST(RopeStore, IsTheEnginesRopeAndStore) {
   constexpr int kTokens = 37, kHeads = 6, kKvHeads = 2, kDim = 48, kPosition = 11;
   const engine::KvGeometry geometry{.layers = 1, .kv_heads = kKvHeads, .head_dim = kDim};
@@ -65,16 +66,21 @@ TEST(RopeStore, IsTheEnginesRopeAndStore) {
   std::vector<float> q = normal(kTokens * kHeads * kDim, 1),
                      k = normal(kTokens * kKvHeads * kDim, 2);
   const std::vector<float> v = normal(k.size(), 3);
-  const std::vector<float> cosines = normal(kTokens * kDim / 2, 4),
+  const std::vector<float> cosines = normal((kPosition + kTokens) * kDim / 2, 4),
                            sines = normal(cosines.size(), 5);
   std::vector<float> q_wanted = q, k_wanted = k;
-  std::vector<uint32_t> slots;
+  std::vector<uint32_t> slots, positions;
   for (int t = 0; t < kTokens; ++t) {
     const int at = kPosition + t;
     slots.push_back(table[static_cast<size_t>(at / 16)] * 16 + static_cast<uint32_t>(at % 16));
-    const float* const c = cosines.data() + t * kDim / 2;
-    const float* const s = sines.data() + t * kDim / 2;
-    for (int h = 0; h < kHeads; ++h) engine::rope(&q_wanted[(t * kHeads + h) * kDim], c, s, kDim);
+    positions.push_back(static_cast<uint32_t>(at));
+    const float* const c = cosines.data() + at * kDim / 2;
+    const float* const s = sines.data() + at * kDim / 2;
+    for (int h = 0; h < kHeads; ++h) {
+      float* const head = &q_wanted[(t * kHeads + h) * kDim];
+      engine::rope(head, c, s, kDim);
+      engine::scale(head, 0.3f, kDim);
+    }
     for (int h = 0; h < kKvHeads; ++h) {
       engine::rope(&k_wanted[(t * kKvHeads + h) * kDim], c, s, kDim);
     }
@@ -92,88 +98,13 @@ TEST(RopeStore, IsTheEnginesRopeAndStore) {
                             .slots = memory.read(slots),
                             .cache = {memory.write(ours), kKvHeads, kDim},
                             .tokens = kTokens,
-                            .heads = kHeads};
+                            .heads = kHeads,
+                            .positions = memory.read(positions),
+                            .q_scale = 0.3f};
   ASSERT_EQ(run_kernel("baton_rope_store", arguments, 5, memory), std::nullopt);
   EXPECT_EQ(q, q_wanted);
   EXPECT_EQ(k, k_wanted);
   EXPECT_EQ(ours, theirs);
-}
-
-// The angles by position, and q scaled once it is rotated, as the model does.
-TEST(RopeStore, TakesAnglesByPositionAndScalesQ) {
-  constexpr uint32_t kTokens = 5, kHeads = 2, kDim = 32, kPositions = 40;
-  std::vector<float> q = normal(kTokens * kHeads * kDim, 1), k = normal(kTokens * kDim, 2);
-  const std::vector<float> v = normal(k.size(), 3), cosines = normal(kPositions * kDim / 2, 4),
-                           sines = normal(cosines.size(), 5);
-  const std::vector<uint32_t> positions = {39, 0, 7, 7, 1}, slots = {0, 1, 2, 3, 4};
-  std::vector<uint16_t> cache(2 * kDim * 16);
-  std::vector<float> q_wanted = q, k_wanted = k;
-  for (uint32_t t = 0; t < kTokens; ++t) {
-    const float* const c = cosines.data() + positions[t] * kDim / 2;
-    const float* const s = sines.data() + positions[t] * kDim / 2;
-    for (uint32_t h = 0; h < kHeads; ++h) {
-      float* const head = q_wanted.data() + (t * kHeads + h) * kDim;
-      engine::rope(head, c, s, kDim);
-      engine::scale(head, 0.3f, kDim);
-    }
-    engine::rope(k_wanted.data() + t * kDim, c, s, kDim);
-  }
-  EmulatedMemory memory;
-  for (const auto* read : {&v, &cosines, &sines}) memory.allow(*read);
-  const RopeStore arguments{.q = memory.write(q),
-                            .k = memory.write(k),
-                            .v = v.data(),
-                            .cos = cosines.data(),
-                            .sin = sines.data(),
-                            .slots = memory.read(slots),
-                            .cache = {memory.write(cache), 1, kDim},
-                            .tokens = kTokens,
-                            .heads = kHeads,
-                            .positions = memory.read(positions),
-                            .q_scale = 0.3f};
-  ASSERT_EQ(run_kernel("baton_rope_store", arguments, 4, memory), std::nullopt);
-  EXPECT_EQ(q, q_wanted);
-  EXPECT_EQ(k, k_wanted);
-}
-
-TEST(GatherRows, WidensRowsByNumber) {
-  constexpr uint32_t kSize = 40;
-  const std::vector<float> table = normal(9 * kSize, 1);
-  std::vector<uint16_t> halves;
-  for (const float value : table) halves.push_back(engine::bf16_from_float(value));
-  const std::vector<uint32_t> rows = {8, 0, 3, 3, 5};
-  std::vector<float> out(rows.size() * kSize);
-  EmulatedMemory memory;
-  memory.allow(table);
-  memory.allow(halves);
-  memory.allow(rows);
-  memory.allow(out, true);
-  for (const Element element : {Element::kF32, Element::kBF16}) {
-    const bool half = element == Element::kBF16;
-    const GatherRows arguments{half ? static_cast<const void*>(halves.data()) : table.data(),
-                               rows.data(),
-                               out.data(),
-                               5,
-                               kSize,
-                               element};
-    ASSERT_EQ(run_kernel("baton_gather_rows", arguments, 2, memory), std::nullopt);
-    for (size_t i = 0; i < out.size(); ++i) {
-      const size_t from = rows[i / kSize] * kSize + i % kSize;
-      ASSERT_EQ(out[i], half ? engine::float_from_bf16(halves[from]) : table[from]) << i;
-    }
-  }
-}
-
-TEST(RoundRows, RoundsAsTheEngine) {
-  constexpr uint32_t kRows = 5, kSize = 24, kStride = 40;
-  const std::vector<float> from = normal(kRows * kStride, 1);
-  std::vector<uint16_t> to(kRows * kSize);
-  EmulatedMemory memory;
-  const RoundRows arguments{memory.read(from), memory.write(to), kRows, kSize, kStride};
-  ASSERT_EQ(run_kernel("baton_round_rows", arguments, 2, memory), std::nullopt);
-  for (uint32_t i = 0; i < to.size(); ++i) {
-    ASSERT_EQ(to[i], engine::bf16_from_float(from[i / kSize * kStride + i % kSize])) << i;
-  }
 }
 
 TEST(SwiGlu, IsTheEngines) {

@@ -1,7 +1,5 @@
 // Matrix products: the engine's bits, for every shape, whatever else is in the batch.
-#include "engine/kernels/gemm.h"
-#include "engine/kernels/aligned.h"
-#include "engine/kernels/bf16_gemm.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"

@@ -1,9 +1,8 @@
 // The kernels of a training step, to the bit as the trainer's on the CPU and near plain sums in
 // f64.
 #include "engine/kernels/elementwise.h"
-#include "engine/kernels/gemm.h"
 #include "engine/train/backward/train_kernels.h"
-#include "engine/train/data_parallel/optimizer.h"
+#include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/sanitized.h"
@@ -161,20 +160,6 @@ TEST(GemmF32, MultipliesManyAndSkipsWhatIsNotSeen) {
   }
 }
 
-TEST(RmsNorm, GivesTheFactorsThatItsGradientNeeds) {
-  constexpr uint32_t kRows = 19, kSize = 48;
-  const std::vector<float> x = normal(kRows * kSize, 1), weight = normal(kSize, 2);
-  std::vector<float> y(x.size()), factors(kRows), row(kSize);
-  EmulatedMemory memory;
-  const RmsNorm arguments{memory.read(x), memory.read(weight),  memory.write(y), kRows, kSize,
-                          1e-5f,          memory.write(factors)};
-  ASSERT_EQ(run_kernel("baton_rms_norm", arguments, 2, memory), std::nullopt);
-  for (uint32_t r = 0; r < kRows; ++r) {
-    ASSERT_EQ(factors[r],
-              engine::rms_norm(x.data() + r * kSize, weight.data(), row.data(), kSize, 1e-5f));
-  }
-}
-
 TEST(RmsNormBack, IsTheTrainers) {
   constexpr uint32_t kRows = 37, kSize = 80, kShares = 16;
   const std::vector<float> x = normal(kRows * kSize, 1), weight = normal(kSize, 2),
@@ -201,34 +186,6 @@ TEST(RmsNormBack, IsTheTrainers) {
     const RmsNormWeights weights{x.data(), dy.data(), factors.data(), dw.data(), kRows, kSize};
     ASSERT_EQ(run_kernel("baton_rms_norm_weights", weights, 3, memory), std::nullopt);
     EXPECT_EQ(dw, dw_wanted);
-  }
-}
-
-TEST(RopeRows, IsTheEnginesThereAndBack) {
-  constexpr uint32_t kRows = 40, kHeads = 3, kDim = 24, kStride = 100, kLength = 16;
-  const std::vector<float> cosines = normal(kLength * kDim / 2, 1),
-                           sines = normal(kLength * kDim / 2, 2);
-  for (const float direction : {1.0f, -1.0f}) {
-    std::vector<float> x = normal(kRows * kStride, 3), wanted = x;
-    for (uint32_t r = 0; r < kRows; ++r) {
-      for (uint32_t h = 0; h < kHeads; ++h) {
-        const uint32_t angle = r % kLength * kDim / 2;
-        engine::rope(wanted.data() + r * kStride + h * kDim, cosines.data() + angle,
-                     sines.data() + angle, kDim, direction);
-      }
-    }
-    EmulatedMemory memory;
-    const RopeRows arguments{memory.write(x),
-                             memory.read(cosines),
-                             memory.read(sines),
-                             kRows,
-                             kHeads,
-                             kDim,
-                             kStride,
-                             kLength,
-                             direction};
-    ASSERT_EQ(run_kernel("baton_rope_rows", arguments, 2, memory), std::nullopt);
-    EXPECT_EQ(x, wanted);
   }
 }
 
@@ -315,53 +272,6 @@ TEST(Classifier, IsTheTrainersCrossEntropy) {
     }
     ASSERT_EQ(logits, wanted) << size;
   }
-}
-
-TEST(AddRows, AddsInOrder) {
-  constexpr uint32_t kCount = 9, kSize = 40;
-  const std::vector<uint32_t> tokens = {3, 8, 3, 0, 3, 8};
-  const std::vector<uint32_t> begins = {0, 1, 1, 1, 4, 4, 4, 4, 4, 6}, order = {3, 0, 2, 4, 1, 5};
-  const std::vector<float> from = normal(tokens.size() * kSize, 1);
-  for (const bool fresh : {false, true}) {
-    std::vector<float> table = normal(kCount * kSize, 2);
-    std::vector<float> wanted = fresh ? std::vector<float>(table.size()) : table;
-    for (size_t t = 0; t < tokens.size(); ++t) {
-      for (uint32_t i = 0; i < kSize; ++i) wanted[tokens[t] * kSize + i] += from[t * kSize + i];
-    }
-    EmulatedMemory memory;
-    const AddRows arguments{memory.write(table),
-                            memory.read(from),
-                            memory.read(begins),
-                            memory.read(order),
-                            kCount,
-                            kSize,
-                            fresh ? 1u : 0u};
-    ASSERT_EQ(run_kernel("baton_add_rows", arguments, 4, memory), std::nullopt);
-    EXPECT_EQ(table, wanted);
-  }
-}
-
-TEST(SumSquares, IsTheOptimizers) {
-  static_assert(kSquaresBlock == train::kNormBlock);
-  engine::ModelConfig config;
-  config.num_layers = 1;
-  config.hidden_size = 32;
-  config.num_heads = config.num_kv_heads = 2;
-  config.head_dim = 16;
-  config.intermediate_size = 48;
-  config.vocab_size = 50;
-  const train::ParameterMap map(config);
-  engine::ComputePool pool(1);
-  const train::AdamW optimizer(map, {}, {{0, map.size}}, pool);
-  const size_t blocks = (map.size + kSquaresBlock - 1) / kSquaresBlock;
-  ASSERT_NE(map.size % 8 + map.size % kSquaresBlock, 0u) << "the last block is to be shorter";
-  const std::vector<float> gradients = normal(map.size, 1);
-  std::vector<double> wanted(blocks), squares(blocks);
-  optimizer.sum_squares(0, gradients.data(), 3, wanted.data());
-  EmulatedMemory memory;
-  const SumSquares arguments{memory.read(gradients), memory.write(squares), map.size, 3};
-  ASSERT_EQ(run_kernel("baton_sum_squares", arguments, 2, memory), std::nullopt);
-  EXPECT_EQ(squares, wanted);
 }
 
 }  // namespace

@@ -54,13 +54,6 @@ TEST_F(LayerTicketsTest, EachLayerOfEachStepIsToldOnceWhenItIsDone) {
   EXPECT_EQ(told_.size(), 3 * kLayers);
 }
 
-TEST_F(LayerTicketsTest, SeveralAtOnceAreToldInTheirOrder) {
-  replay();
-  fake_.run_all();
-  EXPECT_EQ(*poll(), kLayers);
-  EXPECT_THAT(told_, ElementsAre(Pair(1, 0), Pair(1, 1), Pair(1, 2)));
-}
-
 TEST_F(LayerTicketsTest, ALayerThatWasLeftOutIsAnErrorOfTheNextStep) {
   replay(1);
   fake_.run_all();

@@ -1,5 +1,5 @@
 // Gates between streams and transfers, over a fake whose streams are late.
-#include "gpudirect/stream_gates.h"
+#include "gpudirect/contract/stream_gates.h"
 
 #include "tests/gpudirect/fake/with_device.h"
 #include "tests/sanitized.h"
@@ -13,10 +13,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Time kSoon{1000};
-constexpr Time kThen{2000};
 
 class StreamGatesTest : public WithDevice {
  protected:
+  using Gate = StreamGates::Gate;
+  using Hold = StreamGates::Hold;
+
   StreamGatesTest() {
     open(4);
     memory_ = fake_.allocate(2 << 20);
@@ -46,15 +48,10 @@ class StreamGatesTest : public WithDevice {
     ASSERT_EQ(device_->driver().cuMemcpyAsync(memory_ + to, memory_ + from, bytes, stream),
               kSuccess);
   }
-  GateState state(GateId id, Time now = Time{0}) {
-    const auto state = gates_->poll(id, now);
-    EXPECT_TRUE(state.ok()) << state.status();
-    return *state;
-  }
+  std::optional<absl::Status> passed(Gate gate) { return gates_->passed(gate, Time{0}); }
   // What a kernel behind the wait would read.
   static bool delivered(const Hold& hold) {
-    return *reinterpret_cast<const uint64_t*>(static_cast<uintptr_t>(hold.outcome)) ==
-           hold.delivered;
+    return *pointer_of<const uint64_t>(hold.outcome.address) == hold.outcome.delivered;
   }
 
   std::unique_ptr<StreamGates> gates_;
@@ -68,13 +65,13 @@ class StreamGatesTest : public WithDevice {
 TEST_F(StreamGatesTest, ATransferWaitsForWhatAStreamHasStillToDo) {
   fake_.write(memory_, "data");
   copy(streams_[0], 100, 0);
-  const auto gate = gates_->after(streams_[0], kSoon);
+  const auto gate = gates_->after_stream(streams_[0], kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  until([&] { return state(*gate) != GateState::kWaiting; });
-  EXPECT_EQ(state(*gate), GateState::kOpen);
+  until([&] { return passed(*gate).has_value(); });
+  EXPECT_EQ(passed(*gate), absl::OkStatus());
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
-  EXPECT_TRUE(gates_->close(*gate).ok());
-  EXPECT_EQ(gates_->poll(*gate, kSoon).status().code(), absl::StatusCode::kNotFound);
+  gates_->close(*gate);
+  EXPECT_TRUE(absl::IsNotFound(*passed(*gate)));
 }
 
 TEST_F(StreamGatesTest, AStreamWaitsForATransfer) {
@@ -87,31 +84,14 @@ TEST_F(StreamGatesTest, AStreamWaitsForATransfer) {
   EXPECT_TRUE(fake_.stuck());
   EXPECT_NE(fake_.read(memory_ + 100, 4), "late") << "it did not wait";
   EXPECT_EQ(fake_.read(memory_ + 200, 4), "late") << "another stream waits too";
-  EXPECT_EQ(state(hold->id), GateState::kWaiting);
 
   fake_.write(memory_, "data");
-  ASSERT_TRUE(gates_->release(hold->id).ok());
+  gates_->end(hold->gate, true);
   fake_.run_all();
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
   EXPECT_TRUE(delivered(*hold));
-  EXPECT_EQ(state(hold->id), GateState::kOpen);
-  EXPECT_EQ(gates_->release(hold->id).code(), absl::StatusCode::kFailedPrecondition);
-}
-
-TEST_F(StreamGatesTest, AtTheDeadlineTheStreamGoesOnAndKnows) {
-  const auto hold = gates_->hold(streams_[0], kSoon);
-  const auto other = gates_->hold(streams_[1], kThen);
-  ASSERT_TRUE(hold.ok() && other.ok());
-  EXPECT_EQ(state(hold->id, kSoon - Time{1}), GateState::kWaiting);
-  fake_.run_all();
-  EXPECT_EQ(fake_.queued(), 4u);  // two waits, and the events behind them
-  EXPECT_EQ(state(hold->id, kSoon), GateState::kDeadline);
-  EXPECT_EQ(state(other->id, kSoon), GateState::kWaiting);
-  fake_.run_all();
-  EXPECT_EQ(fake_.queued(), 2u);
-  EXPECT_FALSE(delivered(*hold));
-  EXPECT_THAT(std::string(gates_->release(hold->id).message()), HasSubstr("without the data"));
-  EXPECT_EQ(state(other->id, kThen), GateState::kDeadline);
+  gates_->end(hold->gate, false);
+  EXPECT_TRUE(delivered(*hold)) << "the first word counts";
 }
 
 TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
@@ -120,9 +100,7 @@ TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
               HasSubstr("hold the stream that uses the data"));
   EXPECT_THAT(std::string(gates_->hold(streams_[0], kNever).status().message()),
               HasSubstr("needs a deadline"));
-  const auto gate = gates_->after(copies, kSoon);
-  ASSERT_TRUE(gate.ok());
-  EXPECT_EQ(gates_->release(*gate).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(gates_->after_stream(copies, kSoon).ok());
   EXPECT_EQ(fake_.queued(), 1u);
 }
 
@@ -131,14 +109,15 @@ TEST_F(StreamGatesTest, AGateIsUsedAgainWhenItsStreamHasPassed) {
   const auto hold = gates_->hold(streams_[0], kSoon);
   ASSERT_TRUE(hold.ok());
   EXPECT_EQ(gates_->hold(streams_[1], kSoon).status().code(), absl::StatusCode::kResourceExhausted);
-  ASSERT_TRUE(gates_->close(hold->id).ok());
+  gates_->close(hold->gate);
   fake_.run_all();
+  EXPECT_FALSE(delivered(*hold));
   const auto next = gates_->hold(streams_[1], kSoon);
   ASSERT_TRUE(next.ok()) << next.status();
+  gates_->end(hold->gate, true);
   fake_.run_all();
-  EXPECT_TRUE(fake_.stuck()) << "the word of the gate before lets it through";
-  EXPECT_EQ(gates_->release(hold->id).code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(gates_->release(next->id).ok());
+  EXPECT_TRUE(fake_.stuck()) << "a word of the gate before lets it through";
+  gates_->end(next->gate, true);
 }
 
 // Streams that use what transfers deliver, which come in any order, fail, or never come.
@@ -166,22 +145,18 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
     for (const size_t i : order) {
       const uint64_t fate = random() % 4;
       if (fate == 0) continue;  // never comes
-      if (fate == 1) {
-        EXPECT_TRUE(gates_->abort(holds[i].id).ok());
-      } else {
-        fake_.write(memory_ + i * 8, "arrived.");
-        EXPECT_TRUE(gates_->release(holds[i].id).ok());
-        came[i] = true;
-      }
+      came[i] = fate > 1;
+      if (came[i]) fake_.write(memory_ + i * 8, "arrived.");
+      gates_->end(holds[i].gate, came[i]);
       fake_.run(random() % 6);
     }
-    for (const Hold& hold : holds) state(hold.id, kSoon);
+    for (const Hold& hold : holds) gates_->end(hold.gate, false);
     fake_.run_all();
     EXPECT_EQ(fake_.queued(), 0u);
     for (size_t i = 0; i < holds.size(); ++i) {
       EXPECT_EQ(delivered(holds[i]), came[i]);
       EXPECT_EQ(fake_.read(memory_ + 4096 + i * 8, 8), came[i] ? "arrived." : "--------");
-      EXPECT_TRUE(gates_->close(holds[i].id).ok());
+      gates_->close(holds[i].gate);
     }
   }
 }
@@ -190,33 +165,33 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
 TEST_F(StreamGatesTest, AnErrorOfAskingIsSaidInTheDriversWords) {
   for (const char* call : {"cuCtxPushCurrent", "cuEventQuery"}) {
     copy(streams_[0], 100, 0);
-    const auto gate = gates_->after(streams_[0], kSoon);
+    const auto gate = gates_->after_stream(streams_[0], kSoon);
     ASSERT_TRUE(gate.ok()) << gate.status();
-    EXPECT_TRUE(gates_->failure(*gate).ok());
     fake_.fail_next(call, kOutOfMemory);
-    EXPECT_EQ(state(*gate), GateState::kAborted);
-    EXPECT_THAT(std::string(gates_->failure(*gate).message()), HasSubstr("out of memory")) << call;
+    const auto failed = passed(*gate);
+    ASSERT_TRUE(failed.has_value()) << call;
+    EXPECT_THAT(std::string(failed->message()), HasSubstr("out of memory")) << call;
     EXPECT_TRUE(device_->alive().ok()) << call << ": " << device_->alive();
-    EXPECT_TRUE(gates_->close(*gate).ok());
+    gates_->close(*gate);
   }
-  const auto gate = gates_->after(streams_[0], kSoon);
+  const auto gate = gates_->after_stream(streams_[0], kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  EXPECT_TRUE(gates_->failure(*gate).ok()) << "the one's before";
   fake_.run_all();
-  EXPECT_EQ(state(*gate), GateState::kOpen);
+  EXPECT_EQ(passed(*gate), absl::OkStatus()) << "the one's before";
 }
 
 // What is recorded runs at each launch: neither wait would be for this transfer.
 TEST_F(StreamGatesTest, AStreamThatIsRecordedIsRefusedAndItsGraphIsNot) {
   const FakeDriver::UsersRecording recording(fake_, true);
-  const absl::Status after = gates_->after(recording.stream(), kSoon).status();
+  const absl::Status after = gates_->after_stream(recording.stream(), kSoon).status();
   const absl::Status held = gates_->hold(recording.stream(), kSoon).status();
   for (const absl::Status& status : {after, held}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("into a CUDA graph"));
   }
   EXPECT_TRUE(recording.intact());
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(gates_->after(streams_[1], kSoon).ok()) << "all are free";
+  for (int i = 0; i < 4; ++i)
+    EXPECT_TRUE(gates_->after_stream(streams_[1], kSoon).ok()) << "all are free";
 }
 
 TEST_F(StreamGatesTest, AnEventOfAGraphEndsTheWaitInTheDriversWords) {
@@ -228,10 +203,11 @@ TEST_F(StreamGatesTest, AnEventOfAGraphEndsTheWaitInTheDriversWords) {
     const FakeDriver::UsersDefaultStreams user;
     ASSERT_EQ(device_->driver().cuEventRecord(event, recording.stream()), kSuccess);
   }
-  const auto gate = gates_->after(event, kSoon);
+  const auto gate = gates_->after_event(event, kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  EXPECT_EQ(state(*gate), GateState::kAborted);
-  EXPECT_THAT(std::string(gates_->failure(*gate).message()), HasSubstr("asking where a stream is"));
+  const auto failed = passed(*gate);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_THAT(std::string(failed->message()), HasSubstr("asking where a stream is"));
   EXPECT_TRUE(device_->alive().ok());
   device_->give_back([&] { device_->driver().cuEventDestroy(event); });
 }
@@ -246,14 +222,14 @@ TEST_F(StreamGatesTest, AStreamOfAnotherContextIsRefusedAndItsEventIsWaitedFor) 
   ASSERT_EQ(driver.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0), kSuccess);
   ASSERT_EQ(driver.cuEventCreate(&event, kEventDisableTiming), kSuccess);
   ASSERT_EQ(driver.cuEventRecord(event, stream), kSuccess);
-  const auto gate = gates_->after(event, kSoon);
+  const auto gate = gates_->after_event(event, kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
   EXPECT_EQ(FakeDriver::current_context(), users);
   fake_.run_all();
-  EXPECT_EQ(state(*gate), GateState::kOpen);
+  EXPECT_EQ(passed(*gate), absl::OkStatus());
   {
     const FakeDriver::ForeignStreams given;
-    const absl::Status after = gates_->after(stream, kSoon).status();
+    const absl::Status after = gates_->after_stream(stream, kSoon).status();
     const absl::Status held = gates_->hold(stream, kSoon).status();
     for (const absl::Status& status : {after, held}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;

@@ -1,8 +1,8 @@
 // Transfers that wait for streams of a device, and streams that wait for transfers: each begins and
 // goes on when it should, and never for nothing.
 #include "transport/internal/stream_order.h"
+#include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/device.h"
-#include "gpudirect/stream_gates.h"
 #include "tests/gpudirect/staged_pair.h"
 #include "tests/test.h"
 
@@ -48,8 +48,8 @@ class StreamOrder : public StagedPair, public testing::WithParamInterface<const 
   }
   void stop_stream() { obstacle_ = *gates_->hold(stream_, Clock::steady().now() + kLong); }
   void let_go() {
-    ASSERT_TRUE(gates_->release(obstacle_.id).ok());
-    ASSERT_TRUE(gates_->close(obstacle_.id).ok());
+    gates_->end(obstacle_.gate, true);
+    gates_->close(obstacle_.gate);
   }
   // On the user's stream.
   void copy(DevicePointer to, DevicePointer from, size_t bytes = kSent) {
@@ -90,7 +90,7 @@ class StreamOrder : public StagedPair, public testing::WithParamInterface<const 
   std::unique_ptr<Device> device_;
   std::unique_ptr<gpudirect::StreamGates> gates_;
   gpudirect::Stream stream_ = nullptr;
-  gpudirect::Hold obstacle_;
+  gpudirect::StreamGates::Hold obstacle_;
   DevicePointer spare_ = 0;
 };
 

@@ -253,20 +253,6 @@ TEST_P(CollectiveSums, UnevenBlocksAndFactorsAreCombinedRight) {
   gpu.expect_clean();
 }
 
-// One all_reduce of ones on the device, and what explain() says of who summed.
-std::string explained(InstalledFake& gpu, int ranks, const std::string& sums, size_t count,
-                      bool ordered = true, ReduceOp op = ReduceOp::kSum) {
-  std::string out;
-  run_group(ranks, options_of("shm", sums), [&](Communicator& comm) {
-    Bytes both(&gpu, all_of(count, 1));
-    const CallOptions options{.ordered = ordered};
-    ASSERT_TRUE(comm.all_reduce(both.data(), both.data(), count, DataType::kU8, op, options).ok());
-    EXPECT_EQ(both.get(), all_of(count, op == ReduceOp::kSum ? static_cast<uint8_t>(ranks) : 1));
-    if (comm.rank() == 0) out = comm.explain(Collective::kAllReduce, count, options);
-  });
-  return out;
-}
-
 // A call of one piece, a fold at each of two ranks: the input comes, the other's contribution goes,
 // the sum comes, the result goes. What a rank has on its device is not brought there once more.
 TEST(CollectiveSumsChosen, WhatIsOnTheDeviceIsTakenThere) {
@@ -283,68 +269,58 @@ TEST(CollectiveSumsChosen, WhatIsOnTheDeviceIsTakenThere) {
   gpu.expect_clean();
 }
 
-TEST(CollectiveSumsChosen, ByWhatTheyCost) {
-  constexpr size_t kCount = 20'000;
-  {
-    InstalledFake gpu({}, with_kernels(0));
-    const std::string why = explained(gpu, 2, "auto", kCount);
-    EXPECT_THAT(why, testing::ContainsRegex(
-                         "sums of u8: [1-9][0-9]*, by a kernel of CUDA device 0 .* us, by CPUs"));
-    EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
-    gpu.expect_clean();
-  }
-  {
-    InstalledFake gpu({}, with_kernels(1e9));
-    const std::string why = explained(gpu, 2, "auto", kCount);
-    EXPECT_THAT(why, testing::ContainsRegex(
-                         "sums of u8: [1-9][0-9]*, by CPUs .* us, by a kernel of CUDA device 0"));
-    EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
-    gpu.expect_clean();
-  }
-}
-
-TEST(CollectiveSumsChosen, ByASetting) {
-  InstalledFake gpu({}, with_kernels(1e9));
-  EXPECT_THAT(explained(gpu, 2, "kernel", 5000), HasSubstr("(staging.sums=kernel)"));
-  const uint64_t launches = gpu.fake().calls_of("cuLaunchKernel");
-  EXPECT_GT(launches, 0u);
-  EXPECT_THAT(explained(gpu, 2, "cpus", 5000), HasSubstr("by CPUs, as staging.sums says"));
-  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), launches);
-  gpu.expect_clean();
-  const auto wrong = Worker::create({.providers = {"shm"}, .settings = {{"staging.sums", "gpu"}}});
-  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("auto, cpus or kernel"));
-}
-
-TEST(CollectiveSumsChosen, NoKernelsNoKernel) {
-  CudaMemory::Options options = with_kernels();
-  options.kernels = {};
-  InstalledFake gpu({}, options);
-  EXPECT_THAT(explained(gpu, 2, "kernel", 5000),
-              HasSubstr("by CPUs: no kernels: nvcc was not found"));
-  gpu.expect_clean();
-}
+// Who sums, what explain() says of it, and whether kernels ran.
+struct Chosen {
+  const char* said;  // a regular expression
+  bool by_kernel = false;
+  const char* setting = "kernel";
+  double start = 0;  // what a kernel's launch is taken to cost
+  size_t count = 5000;
+  ReduceOp op = ReduceOp::kSum;
+  int ranks = 2;
+  bool ordered = true;
+  bool has_kernels = true;
+};
 
 // Promise(devices): What a device's kernel cannot combine, the CPU does | such types and operations
 //   are staged, and explain() says so
-TEST(CollectiveSumsChosen, WhatTheKernelDoesNotHave) {
-  InstalledFake gpu({}, with_kernels());
-  for (const size_t count :
-       {size_t{5000}, size_t{300'000}}) {  // staged, or else from device to device
-    EXPECT_THAT(explained(gpu, 2, "kernel", count, true, ReduceOp::kAnd),
-                HasSubstr("by CPUs: the kernel has no and of u8"));
+TEST(CollectiveSumsChosen, ByCostBySettingAndByWhatTheKernelHas) {
+  const Chosen cases[] = {
+      {"sums of u8: [1-9][0-9]*, by a kernel of CUDA device 0 .* us, by CPUs", true, "auto", 0,
+       20'000},
+      {"sums of u8: [1-9][0-9]*, by CPUs .* us, by a kernel of CUDA device 0", false, "auto", 1e9,
+       20'000},
+      {"\\(staging.sums=kernel\\)", true, "kernel", 1e9},
+      {"by CPUs, as staging.sums says", false, "cpus"},
+      {.said = "by CPUs: no kernels: nvcc was not found", .has_kernels = false},
+      {.said = "by CPUs: the kernel has no and of u8", .op = ReduceOp::kAnd},
+      // Large enough to go from device to device.
+      {.said = "by CPUs: the kernel has no and of u8", .count = 300'000, .op = ReduceOp::kAnd},
+      {.said = "combines 8 vectors at a time, not 9", .count = 500, .ranks = 9},
+      // Two at a time, as they come.
+      {.said = "by a kernel", .by_kernel = true, .count = 500, .ranks = 9, .ordered = false}};
+  for (const Chosen& each : cases) {
+    SCOPED_TRACE(each.said);
+    CudaMemory::Options memory = with_kernels(each.start);
+    if (!each.has_kernels) memory.kernels = {};
+    InstalledFake gpu({}, memory);
+    run_group(each.ranks, options_of("shm", each.setting), [&](Communicator& comm) {
+      Bytes both(&gpu, all_of(each.count, 1));
+      const CallOptions options{.ordered = each.ordered};
+      ASSERT_TRUE(
+          comm.all_reduce(both.data(), both.data(), each.count, DataType::kU8, each.op, options)
+              .ok());
+      const bool sum = each.op == ReduceOp::kSum;
+      EXPECT_EQ(both.get(), all_of(each.count, sum ? static_cast<uint8_t>(each.ranks) : 1));
+      if (comm.rank() != 0) return;
+      EXPECT_THAT(comm.explain(Collective::kAllReduce, each.count, options),
+                  testing::ContainsRegex(each.said));
+    });
+    EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel") > 0, each.by_kernel);
+    gpu.expect_clean();
   }
-  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
-  gpu.expect_clean();
-}
-
-TEST(CollectiveSumsChosen, MoreVectorsThanAKernelTakes) {
-  InstalledFake gpu({}, with_kernels());
-  EXPECT_THAT(explained(gpu, 9, "kernel", 500), HasSubstr("combines 8 vectors at a time, not 9"));
-  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
-  // Two at a time, as they come.
-  EXPECT_THAT(explained(gpu, 9, "kernel", 500, false), HasSubstr("by a kernel"));
-  EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
-  gpu.expect_clean();
+  const auto wrong = Worker::create({.providers = {"shm"}, .settings = {{"staging.sums", "gpu"}}});
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("auto, cpus or kernel"));
 }
 
 // Every call of the driver in turn, from the first collective on and from the second, whose memory
