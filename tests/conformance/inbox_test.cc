@@ -108,30 +108,6 @@ TEST_P(Inbox, BothWaysWithAllTransfersInUse) {
   for (const TransferId id : kept_b) EXPECT_TRUE(b_.worker->release(id).ok());
 }
 
-// More than the count that was once the inbox's limit, past which they were lost.
-TEST_P(Inbox, AsManyArriveAsWereAcknowledged) {
-  const size_t all = static_cast<size_t>(rounds(70000));
-  size_t sent = 0;
-  size_t got = 0;
-  Notification note;
-  const auto send = [&] {
-    while (sent < all && a_.worker->notify_detached(a_.peer, "x").ok()) ++sent;
-  };
-  // Nobody reads until no more are taken.
-  const size_t fit = std::min(all, kWindow / (kCost + 1));
-  until([&] {
-    send();
-    return b_.worker->stats().notifications_waiting >= fit;
-  });
-  EXPECT_EQ(b_.worker->stats().notifications_waiting, fit);
-  until([&] {
-    send();
-    while (b_.worker->next_notification(note)) ++got;
-    return got == all;
-  });
-  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
-}
-
 INSTANTIATE_TEST_SUITE_P(Conformance, Inbox, testing::ValuesIn(all_variants()),
                          testing::PrintToStringParamName());
 

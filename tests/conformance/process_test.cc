@@ -231,22 +231,6 @@ TEST_P(Processes, AStoppedPeerDoesNotHoldATransferBeyondItsDeadline) {
             static_cast<ptrdiff_t>(kChildBytes));
 }
 
-TEST_P(Processes, AWrongClusterKeyIsRefusedAndNamed) {
-  Child stranger(GetParam(), "stranger", 5, "the secret of another cluster");
-  ASSERT_TRUE(stranger.started());
-  start_worker();
-  const PeerId peer = connect(stranger);
-  EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
-  EXPECT_EQ(worker_->peer_status(peer).code(), absl::StatusCode::kPermissionDenied)
-      << worker_->peer_status(peer);
-  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("cluster key"));
-  auto id = worker_->submit(request(Op::kWrite, peer, stranger, 0, 100));
-  if (id.ok()) {
-    EXPECT_FALSE(worker_->wait(*id, patient(seconds(10))).ok());
-  }
-  expect_serving(3);
-}
-
 TEST_P(Processes, AnAddressWithoutAListenerIsAnError) {
   std::string address;
   {

@@ -100,16 +100,6 @@ TEST(Acceptor, TheAnswerMustComeFromThePeerAskedFor) {
   until({&a, &b}, [&] { return !a.it.met.empty(); });
 }
 
-TEST(Acceptor, AWrongKeyIsReportedAndNoSessionBegins) {
-  Host a("a", Clock::steady(), "another secret here"), b("b");
-  const std::string address = *b.provider->listen();
-  a.provider->connect({.session = 1, .address = address});
-  until({&a, &b}, [&] { return !a.failed.ok(); });
-  EXPECT_TRUE(absl::IsPermissionDenied(a.failed)) << a.failed;
-  EXPECT_THAT(std::string(a.failed.message()), testing::Not(HasSubstr("firewall")));
-  EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
-}
-
 TEST(Acceptor, AQueryIsAnsweredWithoutASession) {
   Host a("a"), b("b");
   const std::string address = *b.provider->listen();

@@ -30,6 +30,25 @@ bool answers(const std::string& host, uint16_t port) {
          getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
+TEST(Endpoint, HostAndPort) {
+  EXPECT_EQ(*split_host_port("10.0.0.1:4000"),
+            std::make_pair(std::string("10.0.0.1"), uint16_t{4000}));
+  EXPECT_EQ(*split_host_port("[::1]:80"), std::make_pair(std::string("::1"), uint16_t{80}));
+  for (const char* bad : {"", "host", "host:", ":80", "host:0", "host:70000", "::1:80", "a:b"}) {
+    EXPECT_FALSE(split_host_port(bad).ok()) << bad;
+  }
+}
+
+TEST(Endpoint, WhatIsLocal) {
+  for (const char* here : {"127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"}) {
+    EXPECT_TRUE(resolve(here)->front().loopback()) << here;
+  }
+  EXPECT_TRUE(resolve("192.168.1.1:1")->front().local_network());
+  EXPECT_TRUE(resolve("[fd00::1]:1")->front().local_network());
+  EXPECT_FALSE(resolve("8.8.8.8:1")->front().local_network());
+  EXPECT_FALSE(resolve("[2001:db8::1]:1")->front().local_network());
+}
+
 // Promise(network): A host or port that cannot be listened on ends the start with its name | errors
 //   of `listen()` are returned by the start
 TEST(Listening, WhatCannotBeIsRefusedWithItsReasonAndItsRemedy) {

@@ -48,30 +48,6 @@ Outcome run(Handshake& client, Handshake& server) {
   return out;
 }
 
-TEST(Handshake, IntroducesBothSides) {
-  const ClusterKey key = key_of('k');
-  Handshake client(Handshake::Role::kClient, key, info("prefill", 7));
-  Handshake server(Handshake::Role::kServer, key, info("decode", 0));
-  const Outcome out = run(client, server);
-  EXPECT_TRUE(out.client.ok() && out.server.ok());
-  ASSERT_TRUE(client.done() && server.done());
-  EXPECT_EQ(client.peer().name, "decode");
-  EXPECT_EQ(server.peer().name, "prefill");
-  EXPECT_EQ(server.peer().session, 7u);
-  EXPECT_EQ(server.purpose(), Handshake::Purpose::kRail);
-}
-
-TEST(Handshake, RefusesAnotherKeyOnBothSides) {
-  const ClusterKey mine = key_of('k'), theirs = key_of('x');
-  Handshake client(Handshake::Role::kClient, mine, info("prefill", 7));
-  Handshake server(Handshake::Role::kServer, theirs, info("decode", 0));
-  const Outcome out = run(client, server);
-  EXPECT_EQ(out.server.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(out.client.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_NE(out.client.message().find("cluster key"), absl::string_view::npos);
-  EXPECT_FALSE(client.done() || server.done());
-}
-
 TEST(Handshake, FindsOutAServerThatAcceptsAnybody) {
   const ClusterKey key = key_of('k');
   Handshake client(Handshake::Role::kClient, key, info("prefill", 7));

@@ -39,20 +39,6 @@ struct RingPair {
   RingReader reader{*lane};
 };
 
-TEST(NotifyRing, CarriesRecordsOfEverySizeAroundTheEnd) {
-  RingPair ring;
-  Arrival arrival;
-  for (size_t i = 0; i < 2000; ++i) {
-    const std::string text(i * 37 % (kMaxNotification + 1), static_cast<char>('a' + i % 26));
-    const Arrival sent{.notify = text};
-    ASSERT_TRUE(ring.writer.fits(sent));
-    ring.writer.push(sent);
-    ASSERT_TRUE(*ring.reader.next(arrival));
-    ASSERT_EQ(arrival.notify, text);
-  }
-  EXPECT_FALSE(*ring.reader.next(arrival));
-}
-
 TEST(NotifyRing, RefusesWhatAHostileSenderWrites) {
   Arrival arrival;
   {

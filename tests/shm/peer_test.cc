@@ -86,30 +86,6 @@ class ShmPeer : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Paths, ShmPeer, testing::Values(true, false),
                          [](const auto& path) { return path.param ? "mapped" : "cma"; });
 
-TEST_P(ShmPeer, ReadsAndWritesAnotherProcess) {
-  Child child(GetParam(), 1 << 20);
-  ShmNode node("parent");
-  node.provider->connect({.session = 1, .address = child.address});
-  until({&node}, [&] { return !node.rails.empty(); });
-  TestMemory memory(1 << 20, true);
-  const Layout all = Layout::contiguous(0, 1 << 20);
-  if (absl::Status status = node.rails[0]->reaches(child.region); !status.ok()) {
-    GTEST_SKIP() << status;
-  }
-  node.post(node.transfer(Op::kRead, memory, all, child.region, all));
-  until({&node}, [&] { return node.done.size() == 1; });
-  ASSERT_TRUE(node.done[0].status.ok()) << node.done[0].status;
-  EXPECT_TRUE(memory.all(9));
-  memory.fill(8);
-  node.post(node.transfer(Op::kWrite, memory, all, child.region, all));
-  memory.fill(8);
-  until({&node}, [&] { return node.done.size() == 2; });
-  memory.fill(0);
-  node.post(node.transfer(Op::kRead, memory, all, child.region, all));
-  until({&node}, [&] { return node.done.size() == 3; });
-  EXPECT_TRUE(memory.all(8));
-}
-
 TEST_P(ShmPeer, DeathEndsEverySliceAndLeavesNothingBehind) {
   ShmNode node("parent");
   TestMemory memory(16 << 20, true);

@@ -15,111 +15,14 @@ constexpr size_t kBytes = 1 << 20;
 class ShmRail : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override { connect_nodes(a_, b_); }
-  void until_done(size_t count, CallSite from = CallSite::here()) {
-    until(
-        {&a_, &b_}, [&] { return a_.done.size() >= count; }, from);
-  }
-  absl::Status move(const TransferDescriptor& t) {
-    const size_t before = a_.done.size();
-    if (!a_.post(t)) return absl::InternalError("the rail is full");
-    until_done(before + 1);
-    return a_.done.back().status;
-  }
 
-  TestMemory near_{kBytes, GetParam()};
-  TestMemory far_{kBytes, GetParam()};
   ShmNode a_{"a"};
   ShmNode b_{"b"};
 };
 INSTANTIATE_TEST_SUITE_P(Paths, ShmRail, testing::Values(true, false),
                          [](const auto& path) { return path.param ? "mapped" : "cma"; });
 
-TEST_P(ShmRail, WritesAndReadsRunsAndPages) {
-  const RemoteRegion remote = b_.share(far_);
-  for (size_t i = 0; i < kBytes; ++i) near_.data[i] = static_cast<std::byte>(i * 31 + i / 4096);
-  const Layout all = Layout::contiguous(0, kBytes);
-  ASSERT_TRUE(move(a_.transfer(Op::kWrite, near_, all, remote, all)).ok());
-  EXPECT_EQ(std::memcmp(near_.data, far_.data, kBytes), 0);
-
-  // Pages of 1000 bytes, in reverse there and in order here, read back.
-  std::vector<uint32_t> order(500);
-  std::iota(order.begin(), order.end(), 0);
-  const std::vector<uint32_t> reverse(order.rbegin(), order.rend());
-  near_.fill(0);
-  ASSERT_TRUE(move(a_.transfer(Op::kRead, near_, Layout::paged(5, order, 1000, 1000), remote,
-                               Layout::paged(77, reverse, 2000, 1000)))
-                  .ok());
-  for (size_t p = 0; p < order.size(); ++p) {
-    ASSERT_EQ(std::memcmp(near_.data + 5 + p * 1000, far_.data + 77 + reverse[p] * 2000, 1000), 0);
-  }
-  EXPECT_TRUE(near_.all(0, 5 + 500 * 1000, kBytes));
-}
-
-TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
-  constexpr size_t kLarge = 64 << 20;
-  TestMemory near_large(kLarge, GetParam());
-  TestMemory far_large(kLarge, GetParam());
-  a_.add(near_large);
-  const RemoteRegion remote = b_.share(far_);
-  const RemoteRegion remote_large = b_.share(far_large);
-  const Layout small = Layout::contiguous(0, kUrgentBytes);
-  const Layout large = Layout::contiguous(0, kLarge);
-  near_.fill(5);
-  near_large.fill(6);
-  TransferDescriptor& bulk = a_.transfer(Op::kWrite, near_large, large, remote_large, large);
-  ASSERT_TRUE(a_.post(bulk));
-  until({&a_, &b_}, [&] { return far_large.data[0] == std::byte{6}; });
-  ASSERT_TRUE(a_.done.empty());
-
-  TransferDescriptor& first = a_.transfer(Op::kWrite, near_, small, remote, small);
-  TransferDescriptor& second = a_.message("I am small, too");
-  for (auto* t : {&first, &second}) ASSERT_TRUE(a_.post(*t));
-  until_done(2);
-  EXPECT_EQ(a_.done[0].transfer, first.id);
-  EXPECT_EQ(a_.done[1].transfer, second.id);
-  EXPECT_TRUE(far_.all(5, 0, kUrgentBytes));
-  EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
-
-  // What was passed is still whole, and still is fenced.
-  a_.rails[0]->abort(bulk.id, a_);
-  ASSERT_EQ(a_.done.size(), 3u);
-  EXPECT_TRUE(absl::IsCancelled(a_.done[2].status));
-  const bool begun = far_large.all(6, 0, 4096);
-  near_large.fill(7);
-  EXPECT_TRUE(move(a_.transfer(Op::kWrite, near_, small, remote, small)).ok());
-  EXPECT_TRUE(begun && far_large.all(6, 0, 4096));
-  EXPECT_EQ(far_large.data[kLarge - 1], std::byte{0});
-  EXPECT_TRUE(move(a_.transfer(Op::kWrite, near_large, large, remote_large, large)).ok());
-  EXPECT_TRUE(far_large.all(7));
-}
-
-TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
-  RegionEntry* entry = b_.add(far_);
-  const RemoteRegion remote = b_.regions.describe(*entry);
-  near_.fill(5);
-  far_.fill(0);
-  const Layout all = Layout::contiguous(0, kBytes);
-  TransferDescriptor& t = a_.transfer(Op::kWrite, near_, all, remote, all);
-  std::atomic<bool> stale{false};
-  std::atomic<int> moved{0};
-  std::thread writer([&] {
-    while (!stale) {
-      a_.post(t);
-      until([&] { return !a_.done.empty(); }, [&] { a_.progress(); });
-      stale = !a_.done.back().status.ok();
-      a_.done.clear();
-      ++moved;
-    }
-  });
-  until([&] { return moved >= 3; }, [&] { b_.progress(); });
-  EXPECT_TRUE(b_.remove(entry).ok());  // from here on the memory is ours alone
-  far_.fill(6);
-  until([&] { return stale.load(); }, [&] { b_.progress(); });
-  writer.join();
-  EXPECT_TRUE(far_.all(6));
-}
-
-// As above, in one thread: of a slice that is copied in many chunks, those after the fence are not.
+// Of a slice that is copied in many chunks, those after the fence are not.
 TEST_P(ShmRail, AFenceInTheMiddleOfASliceEndsIt) {
   constexpr size_t kLarge = 64 << 20;
   TestMemory source(kLarge, GetParam()), target(kLarge, GetParam());
@@ -243,19 +146,6 @@ TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
     return b_.notes.size() == kMessages;
   });
   for (int i = 0; i < kMessages; ++i) EXPECT_EQ(b_.notes[i], std::to_string(i) + filler);
-}
-
-TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
-  const RemoteRegion remote = b_.share(far_);
-  const Layout all = Layout::contiguous(0, kBytes);
-  a_.post(a_.transfer(Op::kWrite, near_, all, remote, all));
-  a_.rails[0]->close(absl::CancelledError("going home"), a_);
-  ASSERT_EQ(a_.done.size(), 1u);
-  EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
-  ASSERT_EQ(a_.down.size(), 1u);
-  until({&a_, &b_}, [&] { return !b_.down.empty(); });
-  EXPECT_TRUE(absl::IsAborted(b_.down[0]));
-  EXPECT_THAT(std::string(b_.down[0].message()), HasSubstr("going home"));
 }
 
 // One side is up before the other. What it delivered then was lost, and called done, when the

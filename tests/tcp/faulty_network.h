@@ -41,10 +41,11 @@ class FaultyNetwork {
 
   // `encoded`: of the worker behind.
   explicit FaultyNetwork(const std::string& encoded) : address_(*Address::decode(encoded)) {
-    lead_to(encoded);
     listen();
     for (auto& [provider, where] : address_.providers) {
-      if (provider == "tcp") where = net::local_of(listener_).text();
+      if (provider != "tcp") continue;
+      far_ = net::resolve(where)->front();
+      where = net::local_of(listener_).text();
     }
   }
   ~FaultyNetwork() {
@@ -54,13 +55,6 @@ class FaultyNetwork {
   FaultyNetwork(const FaultyNetwork&) = delete;
   FaultyNetwork& operator=(const FaultyNetwork&) = delete;
 
-  // From now on another worker is behind: at the address of the first, for who calls.
-  void lead_to(const std::string& encoded) {
-    const Address behind = *Address::decode(encoded);
-    for (const auto& [provider, where] : behind.providers) {
-      if (provider == "tcp") far_ = net::resolve(where)->front();
-    }
-  }
   // The worker's address, with this network in front of it.
   std::string address() const { return address_.encode(); }
   std::vector<Line>& lines() { return lines_; }

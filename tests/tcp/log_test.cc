@@ -48,16 +48,5 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   EXPECT_EQ(a->stats().handshakes_refused + b->stats().handshakes_refused, 0u);
 }
 
-TEST_F(WorkerLog, TellsMemoryComingAndGoing) {
-  const auto a = worker("alice", "0123456789abcdef");
-  std::vector<std::byte> memory(4096);
-  const auto region = a->register_memory(memory.data(), memory.size());
-  ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_TRUE(a->deregister_memory(*region).ok());
-  EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("alice: registered region"), HasSubstr("4096 bytes"),
-                                     HasSubstr("with tcp"))));
-  EXPECT_THAT(lines_, Contains(HasSubstr("alice: deregistered region")));
-}
-
 }  // namespace
 }  // namespace baton

@@ -17,9 +17,7 @@ constexpr char kReused = 'R';
 
 class Session : public testing::Test {
  protected:
-  struct Side : TcpSide {
-    std::vector<PeerEvent::Kind> events;
-  };
+  using Side = TcpSide;
 
   void SetUp() override {
     start(a_, "a");
@@ -46,10 +44,7 @@ class Session : public testing::Test {
     any |= network_->step();
     for (Side* side : {&a_, &b_}) {
       if (side->worker == nullptr) continue;
-      while (auto event = side->worker->next_peer_event()) {
-        side->peer = event->peer;
-        side->events.push_back(event->kind);
-      }
+      while (auto event = side->worker->next_peer_event()) side->peer = event->peer;
     }
     return any;
   }
@@ -152,26 +147,6 @@ TEST_F(Session, AnAnswerIsNotWaitedForOnASocketThatOnlyTheTargetTakesForAlive) {
   a_.worker->begin_disconnect(a_.peer);
   until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
   EXPECT_TRUE(a_.worker->disconnect(a_.peer).ok()) << a_.worker->disconnect(a_.peer);
-}
-
-TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
-  const CounterId counter = *b_.worker->allocate_counter();
-  network_->hold(FaultyNetwork::kBack, true);
-  const TransferId id = write(counter);
-  until([&] { return b_.worker->counter_value(counter) == 1; });
-  reuse();
-  network_->cut_all();
-  network_->hold(FaultyNetwork::kBack, false);
-  until([&] { return ended_at_a(id); });
-  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
-  run_out();
-  EXPECT_TRUE(reused_is_whole());
-  EXPECT_EQ(b_.worker->counter_value(counter), 1u);
-  EXPECT_EQ(a_.worker->stats().peers_resumed, 1u);
-  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
-  using Kind = PeerEvent::Kind;
-  EXPECT_THAT(a_.events, testing::ElementsAre(Kind::kUp, Kind::kLost, Kind::kResumed));
-  EXPECT_THAT(b_.events, testing::ElementsAre(Kind::kUp, Kind::kLost, Kind::kResumed));
 }
 
 // Half of the bytes are there, the rest goes over the new connection.
@@ -334,63 +309,6 @@ TEST_F(Session, DisconnectWaitsForAPeerThatIsCalledAgain) {
   std::fill(b_.memory.begin(), b_.memory.end(), kReused);
   run_out();
   EXPECT_TRUE(reused_is_whole());
-}
-
-// Killed with work open at both sides, and another process is behind its address at once.
-TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
-  const CounterId counter = *b_.worker->allocate_counter();
-  network_->hold(FaultyNetwork::kThere, true);
-  network_->hold(FaultyNetwork::kBack, true);
-  const TransferId open = write(counter);
-  ASSERT_TRUE(b_.worker
-                  ->submit({.op = Op::kWrite,
-                            .peer = b_.peer,
-                            .local = b_.region,
-                            .local_layout = Layout::contiguous(0, kSessionBytes),
-                            .remote = a_.remote,
-                            .remote_layout = Layout::contiguous(0, kSessionBytes)})
-                  .ok());
-  for (int k = 0; k < 50; ++k) step();
-  Side c;
-  start(c, "c");
-  std::fill(c.memory.begin(), c.memory.end(), kReused);
-  network_->lead_to(c.worker->address());
-  network_->cut_all();  // and from here on b does nothing any more
-  network_->hold(FaultyNetwork::kThere, false);
-  network_->hold(FaultyNetwork::kBack, false);
-  const auto run_with_c = [&](const std::function<bool()>& ready) {
-    until([&] { return c.worker->progress(), ready(); }, /*with_b=*/false);
-  };
-  const Time killed = clock_.now();
-  run_with_c([&] { return ended_at_a(open); });
-  EXPECT_EQ(clock_.now(), killed) << "it had to wait for that";
-  EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(open))) << a_.worker->status(open);
-  EXPECT_THAT(std::string(a_.worker->status(open).message()), HasSubstr("another worker answers"));
-  EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
-  const std::vector<char> as_it_was = a_.memory;
-
-  // The new one is met as any other, and has heard of nothing.
-  a_.peer = *a_.worker->connect(c.worker->address());
-  run_with_c([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
-  Notification got;
-  EXPECT_FALSE(c.worker->next_notification(got));
-  EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused),
-            static_cast<ptrdiff_t>(kSessionBytes));
-  auto id = a_.worker
-                ->submit({.op = Op::kWrite,
-                          .peer = a_.peer,
-                          .local = a_.region,
-                          .local_layout = Layout::contiguous(0, kSessionBytes),
-                          .remote = c.remote,
-                          .remote_layout = Layout::contiguous(0, kSessionBytes),
-                          .notify = "to the new one"})
-                .value();
-  run_with_c([&] { return ended_at_a(id); });
-  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
-  run_with_c([&] { return c.worker->next_notification(got); });
-  EXPECT_EQ(got.payload, "to the new one");
-  EXPECT_EQ(c.memory, a_.memory);
-  EXPECT_EQ(a_.memory, as_it_was);
 }
 
 // The side that was called knows where the other one listens, and finds it gone.

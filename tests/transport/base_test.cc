@@ -1,66 +1,13 @@
-// The small parts that everything else is made of: queues, descriptors, numbers, children.
+// The small parts that everything else is made of: numbers, times, children.
 #include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/base/durations.h"
-#include "transport/base/fixed_queue.h"
 #include "transport/base/quantile.h"
 #include "transport/base/splitmix.h"
-#include "transport/base/unique_fd.h"
 #include "transport/clock.h"
 
 namespace baton {
 namespace {
-
-TEST(FixedQueue, IsFirstInFirstOutAroundItsEnd) {
-  base::FixedQueue<int, 4> queue;
-  for (int round = 0; round < 3; ++round) {
-    for (int i = 0; i < 4; ++i) queue.push(10 * round + i);
-    EXPECT_EQ(queue.size(), 4u);
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_EQ(queue.front(), 10 * round + i);
-      queue.pop();
-    }
-    EXPECT_EQ(queue[0], 10 * round + 3);
-    queue.pop();
-    EXPECT_TRUE(queue.empty());
-    queue.push(0);  // so that each round begins elsewhere
-    queue.pop();
-  }
-}
-
-TEST(FixedQueue, RemovesByPlaceAndByValue) {
-  base::FixedQueue<int, 4> queue;
-  queue.push(0);
-  queue.pop();
-  for (const int item : {1, 2, 1, 3}) queue.push(item);
-  queue.remove(1);
-  ASSERT_EQ(queue.size(), 2u);
-  EXPECT_EQ(queue[0], 2);
-  EXPECT_EQ(queue[1], 3);
-  queue.push(4);
-  queue.remove_at(1);
-  ASSERT_EQ(queue.size(), 2u);
-  EXPECT_EQ(queue[0], 2);
-  EXPECT_EQ(queue[1], 4);
-}
-
-TEST(UniqueFd, ClosesOnceAndHandsOver) {
-  int ends[2];
-  ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
-  const auto open = [](int fd) { return fcntl(fd, F_GETFD) >= 0; };
-  base::UniqueFd in(ends[0]);
-  {
-    base::UniqueFd out(ends[1]);
-    base::UniqueFd owner(std::move(out));
-    EXPECT_FALSE(out.valid());  // NOLINT(bugprone-use-after-move): that is the point
-    EXPECT_EQ(owner.get(), ends[1]);
-  }
-  EXPECT_FALSE(open(ends[1]));
-  in = base::UniqueFd(in.release());
-  EXPECT_TRUE(open(ends[0]));
-  in.reset();
-  EXPECT_FALSE(open(ends[0]));
-}
 
 // As the authors' implementation in C has it.
 TEST(Splitmix, IsTheGeneratorThatEverybodyKnows) {

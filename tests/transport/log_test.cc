@@ -32,14 +32,6 @@ TEST(Log, WritesWhatIsWantedAndFormatsNothingElse) {
   EXPECT_THAT(log.lines, testing::SizeIs(2));
 }
 
-TEST(Log, GoesToStandardErrorWithItsLevel) {
-  testing::internal::CaptureStderr();
-  base::write_log(base::LogLevel::kWarning, "a line");
-  base::write_log(base::LogLevel::kDebug, "another");
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              AllOf(HasSubstr(" warning: a line\n"), HasSubstr(" debug: another\n")));
-}
-
 // Whoever writes the first line waits until another thread waits for that, or does not.
 class LineUnderWay {
  public:

@@ -162,13 +162,5 @@ TEST_F(UcxHostile, FramesThatNoPeerSendsTakeTheRailDown) {
   expect_serving();
 }
 
-TEST_F(UcxHostile, HangingUpTakesTheRailDown) {
-  RawPeer raw;
-  raw.join(node_, address_);
-  raw.hang_up();
-  EXPECT_THAT(fate(raw), HasSubstr("closed the connection"));
-  expect_serving();
-}
-
 }  // namespace
 }  // namespace baton::ucx

@@ -298,33 +298,6 @@ TEST_F(Faults, OtherAddressesOfThePortComeAndGo) {
   EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
 }
 
-TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {
-  VerbsPair pair({.devices = 3}, quick_);
-  pair.connect();
-  std::mt19937_64 random(4);
-  for (int round = 0; round < 12; ++round) {
-    SCOPED_TRACE(round);
-    const size_t device = random() % 3;
-    pair.steps(static_cast<int>(random() % 30));
-    expect_survived(pair, [&] {
-      switch (round % 4) {
-        case 0:
-          return pair.fake->set_port(device, false);
-        case 1:
-          return pair.fake->set_cable(device, false);
-        case 2:
-          return pair.fake->break_queue_pairs(device);
-        default:
-          return pair.fake->set_hanging(device, true);
-      }
-    });
-    pair.fake->set_port(device, true);
-    pair.fake->set_cable(device, true);
-    pair.fake->set_hanging(device, false);
-    pair.steps(static_cast<int>(random() % 4000));
-  }
-}
-
 TEST_F(Faults, ARefusedAccessCostsAQueuePairAndNothingElse) {
   VerbsPair pair({.devices = 1}, quick_);
   pair.connect();

@@ -47,23 +47,6 @@ class OfASize : public Receipts, public testing::WithParamInterface<size_t> {
 };
 INSTANTIATE_TEST_SUITE_P(Receipts, OfASize, testing::Values(8, 3000));
 
-TEST_P(OfASize, WhatLandedIsNotRaisedAgain) {
-  start(1);
-  warm();
-  const TransferId id = one();
-  // What is small was posted by submit().
-  if (GetParam() > 1024) pair_->a.worker->progress();
-  for (int i = 0; i < 1000 && value() < submitted_; ++i) pair_->b.worker->progress();
-  ASSERT_EQ(value(), submitted_);
-  ASSERT_EQ(*pair_->a.worker->state(id), TransferState::kActive) << "its end is not known yet";
-  // The completion is there, and will never be seen; nor does the peer say anything in time.
-  pair_->fake->break_completion_queues(0);
-  const absl::Status status = pair_->finish(id);
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(value(), submitted_);
-  EXPECT_EQ(pair_->a.worker->stats().peers_lost, 1u);
-}
-
 // What landed without its acknowledgement is not raised again; what did not land goes on.
 TEST_P(OfASize, WhatIsInDoubtIsRaisedOnce) {
   for (const bool lands : {true, false}) {

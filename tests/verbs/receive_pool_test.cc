@@ -111,12 +111,6 @@ TEST_F(Pool, APeerThatSendsMoreThanItMayIsCutOff) {
   EXPECT_EQ(fake_.shared_receives(), pool_->capacity()) << "receives were lost";
 }
 
-TEST_F(Pool, ADeviceWithoutSharedReceivesDoesWithoutThem) {
-  FakeVerbs plain({.max_shared = 0});
-  auto devices = *open_devices(plain.api(), tuning_);
-  EXPECT_EQ(devices.devices[0]->receive_pool(), nullptr);
-}
-
 // Two workers, and so many queue pairs between them that the pool runs out: nobody notices.
 TEST(SharedReceives, ServeManyQueuePairsUnderLoad) {
   VerbsPair pair({}, {{"verbs.qps", "40"}, {"verbs.shared_receives", "512"}});

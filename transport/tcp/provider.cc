@@ -51,22 +51,15 @@ extern "C" const ProviderRegistration baton_provider_tcp(
     kSettings);
 
 TcpProvider::TcpProvider(const ProviderContext& context)
-    : shared_(std::make_shared<TcpShared>(context)),
-      acceptor_(shared_->context, "tcp",
-                [this](const net::Link& link, const HelloInfo& peer,
-                       std::unique_ptr<net::Acceptor::Dial> dial,
-                       EventSink& sink) { met(link, peer, std::move(dial), sink); }) {
-  capabilities_.name = "tcp";
-  capabilities_.rank = 10;
-  absl::Status status = configure();
-  capabilities_.available = status.ok();
-  if (!status.ok()) capabilities_.detail = std::string(status.message());
+    : AcceptorProvider(context, "tcp", 10,
+                       [this](const net::Link& link, const HelloInfo& peer,
+                              std::unique_ptr<net::Acceptor::Dial> dial,
+                              EventSink& sink) { met(link, peer, std::move(dial), sink); }) {
+  set_available(configure());
 }
 
 absl::Status TcpProvider::configure() {
-  auto poller = net::Poller::create();
-  if (!poller.ok()) return poller.status();
-  shared_->poller = *std::move(poller);
+  if (absl::Status status = make_poller(); !status.ok()) return status;
   shared_->buffers = std::make_unique<FileBuffers>(RxStream::kBufferBytes);
 
   const ProviderContext& context = shared_->context;
@@ -74,9 +67,9 @@ absl::Status TcpProvider::configure() {
   net::Acceptor::Options acceptor{.port = context.listen_port,
                                   .advertised_ports = true,
                                   .patience_setting = "tcp.handshake_ms"};
-  sockets_ = static_cast<uint16_t>(std::clamp(std::thread::hardware_concurrency(), 2u, 4u));
+  connections_ = static_cast<uint16_t>(std::clamp(std::thread::hardware_concurrency(), 2u, 4u));
   SettingsReader read(context, kSettings);
-  read.number("tcp.sockets", sockets_);
+  read.number("tcp.sockets", connections_);
   read.kib("tcp.slice_kib", shared_->slice_bytes);
   read.kib("tcp.buffer_kib", sockets.buffer_bytes);
   int64_t ack_us = AckHold::kLongest / std::chrono::microseconds(1);
@@ -85,13 +78,8 @@ absl::Status TcpProvider::configure() {
   read.ms("tcp.stall_ms", shared_->stall);
   read.ms("tcp.handshake_ms", acceptor.patience);
   read.text("tcp.congestion", sockets.congestion);
-  bool integrity = false;
-  bool encrypt = false;
-  read.on_off("tcp.integrity", integrity);
-  read.on_off("tcp.encrypt", encrypt);
   acceptor.offers = net::kAllProtections;
-  if (integrity) acceptor.needs |= net::bit(net::Protection::kIntegrity);
-  if (encrypt) acceptor.needs |= net::bit(net::Protection::kEncrypt);
+  acceptor.needs = protections(read, "tcp.integrity", "tcp.encrypt");
   if (absl::Status status = read.finish(); !status.ok()) return status;
   sockets.user_timeout_ms = static_cast<int>(shared_->stall / std::chrono::milliseconds(1));
   acceptor.sockets = sockets;
@@ -102,25 +90,9 @@ absl::Status TcpProvider::configure() {
   };
   acceptor.large_packets = net::Acceptor::LargePackets::kOrSmallSegments;
   acceptor_.open(*shared_->poller, std::move(acceptor));
-  capabilities_.detail = absl::StrCat(sockets_, " sockets per peer, congestion control ",
+  capabilities_.detail = absl::StrCat(connections_, " sockets per peer, congestion control ",
                                       shared_->socket_options.congestion);
   return absl::OkStatus();
-}
-
-absl::Status TcpProvider::reachable(const std::string& address, std::string_view host_id) const {
-  return net::reachable(address, host_id, shared_->context.host_id);
-}
-
-void TcpProvider::connect(const ConnectRequest& request) {
-  if (!capabilities_.available) {
-    return acceptor_.refuse(request, absl::UnavailableError(capabilities_.detail));
-  }
-  acceptor_.connect(request, sockets_);
-}
-
-absl::Status TcpProvider::query(uint64_t session, const std::string& addresses) {
-  if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return acceptor_.query(session, addresses);
 }
 
 void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
@@ -261,8 +233,6 @@ bool TcpProvider::progress(EventSink& sink) {
   rails.erase(std::remove(rails.begin(), rails.end(), nullptr), rails.end());
   return any;
 }
-
-int TcpProvider::wait_fd() const { return shared_->poller ? shared_->poller->fd() : -1; }
 
 bool TcpProvider::arm() {
   if (!acceptor_.arm()) return false;

@@ -8,15 +8,9 @@
 namespace baton::ucx {
 
 void UcxProvider::connect(const ConnectRequest& request) {
-  absl::Status status = absl::UnavailableError(capabilities_.detail);
-  if (capabilities_.available) status = start_engine();
+  const absl::Status status = capabilities_.available ? start_engine() : absl::OkStatus();
   if (!status.ok()) return acceptor_.refuse(request, status);
-  acceptor_.connect(request);
-}
-
-absl::Status UcxProvider::query(uint64_t session, const std::string& addresses) {
-  if (!capabilities_.available) return absl::FailedPreconditionError(capabilities_.detail);
-  return acceptor_.query(session, addresses);
+  AcceptorProvider::connect(request);
 }
 
 // Introduces the two rails to each other.

@@ -55,14 +55,10 @@ extern "C" const ProviderRegistration baton_provider_ucx(
     "(transport/ucx/README.md)");
 
 UcxProvider::UcxProvider(const ProviderContext& context)
-    : shared_(std::make_shared<UcxShared>(context)),
-      acceptor_(shared_->context, "ucx",
-                [this](const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial,
-                       EventSink&) { met(link, std::move(peer), std::move(dial)); }) {
-  capabilities_.name = "ucx";
-  absl::Status status = configure();
-  capabilities_.available = status.ok();
-  if (!status.ok()) capabilities_.detail = std::string(status.message());
+    : AcceptorProvider(context, "ucx", kRankOfSoftware,
+                       [this](const net::Link& link, HelloInfo peer, std::unique_ptr<Dial> dial,
+                              EventSink&) { met(link, std::move(peer), std::move(dial)); }) {
+  set_available(configure());
 }
 
 UcxProvider::~UcxProvider() {
@@ -74,9 +70,7 @@ absl::Status UcxProvider::configure() {
   if (absl::Status status = Library::usable(); !status.ok()) return status;
   const auto library = Library::get();
   if (!library.ok()) return library.status();
-  auto poller = net::Poller::create();
-  if (!poller.ok()) return poller.status();
-  shared_->poller = *std::move(poller);
+  if (absl::Status status = make_poller(); !status.ok()) return status;
 
   const ProviderContext& context = shared_->context;
   SettingsReader read(context, kSettings);
@@ -85,14 +79,8 @@ absl::Status UcxProvider::configure() {
   read.ms("ucx.handshake_ms", patience_);
   read.text("ucx.tls", options_.tls);
   read.text("ucx.net_devices", options_.net_devices);
-  bool integrity = false;
-  bool encrypt = false;
-  read.on_off("ucx.integrity", integrity);
-  read.on_off("ucx.encrypt", encrypt);
+  const net::Protections needs = protections(read, "ucx.integrity", "ucx.encrypt");
   if (absl::Status status = read.finish(); !status.ok()) return status;
-  net::Protections needs = net::kHeadsOnly;
-  if (integrity) needs |= net::bit(net::Protection::kIntegrity);
-  if (encrypt) needs |= net::bit(net::Protection::kEncrypt);
   acceptor_.open(*shared_->poller, {.patience = patience_,
                                     .patience_setting = "ucx.handshake_ms",
                                     .offers = net::kAllProtections,
@@ -122,7 +110,6 @@ absl::Status UcxProvider::configure() {
     capabilities_.rank = kRankOfFabric;
     capabilities_.detail = absl::StrCat(version, "transports: ", shared_->transports);
   } else {
-    capabilities_.rank = kRankOfSoftware;
     capabilities_.detail = absl::StrCat(
         version,
         "no fabric here, so tcp is preferred; name transports by ucx.tls=LIST to prefer ucx");
@@ -141,9 +128,10 @@ absl::Status UcxProvider::start_engine() {
 }
 
 absl::Status UcxProvider::reachable(const std::string& address, std::string_view host_id) const {
-  const std::string& here = shared_->context.host_id;
-  if (absl::Status status = net::reachable(address, host_id, here); !status.ok()) return status;
-  if (!host_id.empty() && !same_network(host_id, here) && options_.net_devices == "lo") {
+  absl::Status status = AcceptorProvider::reachable(address, host_id);
+  if (!status.ok()) return status;
+  if (!host_id.empty() && !same_network(host_id, shared_->context.host_id) &&
+      options_.net_devices == "lo") {
     return absl::FailedPreconditionError(
         "this worker listens on its loopback interface only, and UCX connects both ways: start it "
         "with a listen_host that others can reach, \"*\" for every interface");

@@ -8,30 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "transport/net/acceptor.h"
-#include "transport/net/endpoint.h"
-#include "transport/provider.h"
+#include "transport/net/acceptor_provider.h"
 #include "transport/ucx/rail.h"
 
 namespace baton::ucx {
 
-class UcxProvider final : public Provider {
+class UcxProvider final : public net::AcceptorProvider<UcxShared> {
  public:
   explicit UcxProvider(const ProviderContext& context);
   ~UcxProvider() override;
 
-  const Capabilities& capabilities() const override { return capabilities_; }
-  absl::StatusOr<std::string> listen() override { return acceptor_.listen(); }
-  uint16_t port() const override { return acceptor_.port(); }
-  void set_worker_address(const std::string& encoded) override {
-    acceptor_.set_worker_address(encoded);
-  }
   absl::Status reachable(const std::string& address, std::string_view host_id) const override;
   void connect(const ConnectRequest& request) override;
-  absl::StatusOr<std::string> look_up(const std::string& host_port) const override {
-    return net::look_up(host_port);
-  }
-  absl::Status query(uint64_t session, const std::string& addresses) override;
   // UCX never sees regions: their bytes are copied into and out of its messages, each time after
   // a look at the table.
   absl::Status add_region(const RegionEntry&) override { return absl::OkStatus(); }
@@ -39,7 +27,6 @@ class UcxProvider final : public Provider {
   bool progress(EventSink& sink) override;
   // Rails that a round looks at.
   size_t active() const { return shared_->active.size(); }
-  int wait_fd() const override { return shared_->poller ? shared_->poller->fd() : -1; }
   bool arm() override;
   Time next_timer() const override;
 
@@ -62,12 +49,9 @@ class UcxProvider final : public Provider {
   bool advance_rails(EventSink& sink);
   void received(std::string_view message);
 
-  std::shared_ptr<UcxShared> shared_;
-  Capabilities capabilities_;
   Engine::Options options_;
   Time patience_ = std::chrono::seconds(5);  // for the handshake, and for the introduction
   net::Watched engine_watch_;
-  net::Acceptor acceptor_;
   std::vector<Joining> joining_;
   EventSink* sink_ = nullptr;  // during progress()
   uint32_t idle_rounds_ = 0;

@@ -2,10 +2,11 @@
 #include "transport/internal/worker/control_outbox.h"
 
 #include <algorithm>
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 
-ControlOutbox::ControlOutbox(const Needs& needs) : needs_(needs) {
+ControlOutbox::ControlOutbox(WorkerCore& core) : core_(core) {
   // Room now, so that the hot path does not allocate later.
   creditors_.reserve(64);
 }
@@ -29,7 +30,7 @@ void ControlOutbox::owe(Peer& peer) {
   if (peer.state != PeerState::kUp || peer.untold < kNotificationWindow / 4) return;
   if (!std::exchange(peer.creditor, true)) creditors_.push_back(&peer);
   credits_due_ = true;
-  needs_.wakeups.wake();
+  core_.wakeups.wake();
 }
 
 void ControlOutbox::credit_failed(Peer& peer, uint64_t amount) {
@@ -54,15 +55,15 @@ uint32_t ControlOutbox::next_credit() {
     absl::StatusOr<TransferId> id;
     bool reserved = false;
     if (wanted) {
-      id = needs_.slots.acquire();
+      id = core_.slots.acquire();
       reserved = id->generation == 0;
-      if (reserved) id = needs_.slots.acquire_reserved();
+      if (reserved) id = core_.slots.acquire_reserved();
       if (!id.ok()) break;
     }
     peer.creditor = false;
     creditors_.pop_back();
     if (!wanted) continue;
-    TransferSlot& slot = needs_.slots[id->slot];
+    TransferSlot& slot = core_.slots[id->slot];
     slot.fill_control({.id = *id,
                        .counter = {peer.uid, CounterTable::kCredits, 1},
                        .increment = std::exchange(peer.untold, 0)},
@@ -77,15 +78,15 @@ uint32_t ControlOutbox::next_credit() {
 // In slots that no caller can have taken.
 uint32_t ControlOutbox::next_message() {
   while (!messages_.empty()) {
-    Peer* peer = needs_.peers.find(messages_.front().first);
+    Peer* peer = core_.peers.find(messages_.front().first);
     const bool wanted = peer != nullptr && peer->state != PeerState::kDown;
     absl::StatusOr<TransferId> id;
-    if (wanted && !(id = needs_.slots.acquire_reserved()).ok()) break;
+    if (wanted && !(id = core_.slots.acquire_reserved()).ok()) break;
     std::string words = std::move(messages_.front().second);
     messages_.pop_front();
     if (peer != nullptr && peer->unsaid > 0) --peer->unsaid;
     if (!wanted) continue;
-    TransferSlot& slot = needs_.slots[id->slot];
+    TransferSlot& slot = core_.slots[id->slot];
     slot.notify_heap = std::move(words);
     slot.fill_control(
         {.id = *id, .counter = {peer->uid, CounterTable::kControl, 1}, .notify = slot.notify_heap},

@@ -9,19 +9,14 @@
 
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/peer_table.h"
-#include "transport/internal/tables/transfer_slots.h"
-#include "transport/internal/worker/wakeups.h"
 
 namespace baton::internal {
 
+class WorkerCore;
+
 class ControlOutbox {
  public:
-  struct Needs {
-    TransferSlots& slots;
-    PeerTable& peers;
-    Wakeups& wakeups;
-  };
-  explicit ControlOutbox(const Needs& needs);
+  explicit ControlOutbox(WorkerCore& core);
 
   // Queues a message, unless it is queued already.
   void say(Peer& peer, const ControlMessage& message);
@@ -40,7 +35,7 @@ class ControlOutbox {
   uint32_t next_credit();
   uint32_t next_message();
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::deque<std::pair<PeerId, std::string>> messages_;
   bool messages_due_ = false;     // there are some, and perhaps a slot
   std::vector<Peer*> creditors_;  // those that are owed credit

@@ -21,7 +21,17 @@
 #include <vector>
 
 #include "transport/base/threads/forks.h"
+#include "transport/internal/worker/closing_rails.h"
+#include "transport/internal/worker/control_outbox.h"
+#include "transport/internal/worker/dispatcher.h"
+#include "transport/internal/worker/inbox.h"
+#include "transport/internal/worker/lost_rails.h"
+#include "transport/internal/worker/other_routes.h"
+#include "transport/internal/worker/progress_lock.h"
+#include "transport/internal/worker/routes.h"
 #include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/transfers.h"
+#include "transport/internal/worker/wakeups.h"
 
 namespace baton::internal {
 struct Examined;
@@ -114,19 +124,14 @@ class WorkerCore : public EventSink {
 
   Wakeups wakeups{clock};
   ClosingRails closing{peers, *this};
-  ControlOutbox outbox{{slots, peers, wakeups}};
-  Inbox inbox{{peers, wakeups, outbox, closing}};
-  Dispatcher dispatcher{{clock, regions, slots, peers, stats, *this, transfers, lost_rails,
-                         other_routes, staging, *this}};
-  Transfers transfers{{clock, mutex, regions, slots, peers, stats, *this, wakeups, outbox,
-                       dispatcher, lost_rails, staging}};
-  LostRails lost_rails{{clock, providers, slots, peers, stats, *this, outbox, closing, dispatcher,
-                        transfers, sessions}};
-  Routes routes{{options, self, providers, peers, sessions, other_routes}};
-  OtherRoutes other_routes{
-      {options, clock, self, providers, slots, dispatcher, transfers, routes, sessions}};
-  Sessions sessions{{clock, self, peers, stats, *this, wakeups, closing, outbox, inbox, dispatcher,
-                     transfers, lost_rails, routes, other_routes, staging}};
+  ControlOutbox outbox{*this};
+  Inbox inbox{*this};
+  Dispatcher dispatcher{*this};
+  Transfers transfers{*this};
+  LostRails lost_rails{*this};
+  Routes routes{*this};
+  OtherRoutes other_routes{*this};
+  Sessions sessions{*this};
   std::atomic<bool> threaded{false};  // a ProgressThread runs this worker
   Bell* thread_bell = nullptr;        // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);

@@ -82,14 +82,14 @@ struct Paces {
 
 absl::Status Dispatcher::moves(const Rail& rail, const TransferSlot& slot) const {
   const TransferDescriptor& d = slot.descriptor;
-  const RegionEntry& local = needs_.regions.entries()[d.local_region];
+  const RegionEntry& local = core_.regions.entries()[d.local_region];
   return slot.mapped ? rail.maps(local, d.remote) : rail.moves(local);
 }
 
 // Why no rail that is up moves memory like the transfer's: what is the host's, all do.
 absl::Status Dispatcher::movable(const TransferSlot& slot, const Peer& peer) const {
   absl::Status status;
-  if (!on_device(needs_.regions, slot.descriptor)) return status;
+  if (!on_device(core_.regions, slot.descriptor)) return status;
   for (const RailState& state : peer.rails) {
     status = moves(*state.rail, slot);
     if (status.ok()) break;
@@ -119,13 +119,13 @@ RailState* Dispatcher::pick_rail(Peer& peer, const TransferSlot& slot) {
     RailState& only = peer.rails.front();
     return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
-  const bool device = on_device(needs_.regions, slot.descriptor);
+  const bool device = on_device(core_.regions, slot.descriptor);
   const RailState* const reaches = slot.passes ? peer.reaching(slot.descriptor.remote) : nullptr;
   const int rank = reaches != nullptr ? reaches->rank : peer.rails.front().rank;
   const auto may = [&](const RailState& state) {
     return device ? moves(*state.rail, slot).ok() : state.rank == rank;
   };
-  const Paces paces(peer, needs_.clock, slot.descriptor.local_region, may);
+  const Paces paces(peer, core_.clock, slot.descriptor.local_region, may);
   if (slot.descriptor.bytes == 0) {
     RailState* const before = rail_of_messages(peer, slot, paces.now);
     if (before != nullptr) return full(*before) ? nullptr : before;
@@ -162,7 +162,7 @@ RailState* Dispatcher::pick_rail(Peer& peer, const TransferSlot& slot) {
   return best_is_bad && least_full < best_load ? nullptr : best;  // wait for a good one
 }
 
-Dispatcher::Dispatcher(const Needs& needs) : needs_(needs) {
+Dispatcher::Dispatcher(WorkerCore& core) : core_(core) {
   // Room now, so that the hot path does not allocate later.
   ready_peers_.reserve(64);
 }
@@ -208,7 +208,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
   bool any = false;
   while (queue.head != kNone && !peer.rails.empty()) {
     const uint32_t index = queue.head;
-    TransferSlot& slot = needs_.slots[index];
+    TransferSlot& slot = core_.slots[index];
     // Wait for the mapping; do not stage.
     if (slot.descriptor.remote.kind != MemoryKind::kHost &&
         (slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
@@ -217,7 +217,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
     }
     if (slot.slice_bytes == 0) {
       if (absl::Status status = admit(slot, peer); !status.ok()) {
-        needs_.transfers.stop(index, TransferState::kFailed, status);
+        core_.transfers.stop(index, TransferState::kFailed, status);
         any = true;
         continue;
       }
@@ -232,12 +232,12 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
       slot.passes = !peer.rails.front().rail->reaches(remote).ok();
     }
     if (slot.passes && peer.reaching(remote) == nullptr) {
-      needs_.other_routes.stand_aside(peer, index);
+      core_.other_routes.stand_aside(peer, index);
       any = true;
       continue;
     }
     if (absl::Status status = movable(slot, peer); !status.ok()) {
-      needs_.transfers.stop(index, TransferState::kFailed, status);
+      core_.transfers.stop(index, TransferState::kFailed, status);
       any = true;
       continue;
     }
@@ -255,10 +255,10 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
     ++slot.outstanding;
     state->took(slice.end - slice.begin);
     if (slice.end - slice.begin >= RailPace::kCounts) {
-      state->pace.took(slice.end - slice.begin, needs_.clock.now());
+      state->pace.took(slice.end - slice.begin, core_.clock.now());
     }
     Rail* rail = state->rail.get();
-    if (!rail->post(slice, needs_.sink)) {
+    if (!rail->post(slice, core_)) {
       --slot.outstanding;
       if (number + 1 == slot.next_slice) {
         --slot.next_slice;
@@ -277,7 +277,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
     const size_t bytes = slice.end - slice.begin;
     if (slot.queued && slot.all_posted()) dequeue(peer, index);
     any = true;
-    ++needs_.stats.slices_posted;
+    ++core_.stats.slices_posted;
     if (small) {
       peer.turns.small_went(bytes, peer.bulk.head != kNone);
       if (peer.turns.large_is_due()) return any;
@@ -291,15 +291,15 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
 
 void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
                             absl::Status&& status) {
-  Peer* peer = needs_.peers.of(rail);
-  TransferSlot* slot = needs_.slots.find(transfer);
+  Peer* peer = core_.peers.of(rail);
+  TransferSlot* slot = core_.slots.find(transfer);
   if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug
   --slot->outstanding;
   if (status.ok()) {
     ++slot->landed;
     if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
     if (slot->control && peer != nullptr) {
-      if (LostRail* asked = needs_.lost_rails.asked_by(*peer, *slot); asked != nullptr)
+      if (LostRail* asked = core_.lost_rails.asked_by(*peer, *slot); asked != nullptr)
         asked->heard = true;
     }
   }
@@ -309,7 +309,7 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     state->full = false;
     if (bytes >= RailPace::kCounts) {
       if (status.ok()) {
-        state->pace.moved(bytes, needs_.clock.now());
+        state->pace.moved(bytes, core_.clock.now());
       } else {
         state->pace.gave_back(bytes);
       }
@@ -319,34 +319,34 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   // wait for the peer's word on this rail: the peer may send that over the one that is asked about,
   // which it takes for alive until tcp.stall_ms.
   if (absl::IsUnknown(status) && peer != nullptr && slot->control &&
-      needs_.lost_rails.asked_by(*peer, *slot) != nullptr) {
-    return needs_.transfers.stop(transfer.slot, TransferState::kFailed, std::move(status));
+      core_.lost_rails.asked_by(*peer, *slot) != nullptr) {
+    return core_.transfers.stop(transfer.slot, TransferState::kFailed, std::move(status));
   }
   // A read moves no byte here once its rail has reported it.
   if (absl::IsUnknown(status)) {
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
       if (RailState* state = peer->find(&rail); state != nullptr) {
         ++state->moved;
-        needs_.lost_rails.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
-        if (slot->verdict != TransferState::kActive) needs_.transfers.let_go(*slot);
+        core_.lost_rails.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
+        if (slot->verdict != TransferState::kActive) core_.transfers.let_go(*slot);
         return;
       }
     }
     status = absl::UnavailableError(status.message());
   }
   const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
-  if (slot->verdict != TransferState::kActive) needs_.transfers.let_go(*slot);
+  if (slot->verdict != TransferState::kActive) core_.transfers.let_go(*slot);
   if (status.ok() || slot->verdict != TransferState::kActive) {
-    needs_.transfers.maybe_finish(transfer.slot);
+    core_.transfers.maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
-    ++needs_.stats.slices_moved;
+    ++core_.stats.slices_moved;
     if (RailState* state = peer->find(&rail); state != nullptr) ++state->moved;
     slot->again.push_back(slice);
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
     const bool down = peer != nullptr && peer->state == PeerState::kDown;
-    needs_.transfers.stop(transfer.slot, TransferState::kFailed,
-                          down ? peer->why : std::move(status));
+    core_.transfers.stop(transfer.slot, TransferState::kFailed,
+                         down ? peer->why : std::move(status));
   }
 }
 
@@ -356,21 +356,21 @@ SlotQueue& Dispatcher::queue_of(Peer& peer, const TransferSlot& slot) {
 }
 
 void Dispatcher::enqueue(Peer& peer, uint32_t index) {
-  TransferSlot& slot = needs_.slots[index];
+  TransferSlot& slot = core_.slots[index];
   SlotQueue& queue = queue_of(peer, slot);
   slot.queued = true;
   slot.next = kNone;
   slot.prev = queue.tail;
-  (queue.tail == kNone ? queue.head : needs_.slots[queue.tail].next) = index;
+  (queue.tail == kNone ? queue.head : core_.slots[queue.tail].next) = index;
   queue.tail = index;
   make_ready(peer);
 }
 
 void Dispatcher::dequeue(Peer& peer, uint32_t index) {
-  TransferSlot& slot = needs_.slots[index];
+  TransferSlot& slot = core_.slots[index];
   SlotQueue& queue = queue_of(peer, slot);
-  (slot.prev == kNone ? queue.head : needs_.slots[slot.prev].next) = slot.next;
-  (slot.next == kNone ? queue.tail : needs_.slots[slot.next].prev) = slot.prev;
+  (slot.prev == kNone ? queue.head : core_.slots[slot.prev].next) = slot.next;
+  (slot.next == kNone ? queue.tail : core_.slots[slot.next].prev) = slot.prev;
   slot.queued = false;
 }
 
@@ -378,7 +378,7 @@ void Dispatcher::take_credit(Peer& peer, uint64_t amount) {
   peer.credit += std::min(amount, kNotificationWindow - peer.credit);
   while (peer.held.head != kNone) {
     const uint32_t index = peer.held.head;
-    TransferSlot& slot = needs_.slots[index];
+    TransferSlot& slot = core_.slots[index];
     const uint64_t cost = slot.descriptor.notify.size() + kNotificationCost;
     if (peer.credit < cost) return;
     dequeue(peer, index);
@@ -395,7 +395,7 @@ bool Dispatcher::direct(const TransferSlot& slot, const Peer& peer) const {
   if (d.remote.kind != MemoryKind::kHost && !(d.remote.direct && best.rail->reaches_devices())) {
     return false;
   }
-  const RegionEntry& local = needs_.regions.entries()[d.local_region];
+  const RegionEntry& local = core_.regions.entries()[d.local_region];
   if (local.place.kind == MemoryKind::kHost) return true;
   return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const RailState& state) {
     return state.rank == best.rank && state.rail->moves(local).ok();
@@ -408,7 +408,7 @@ absl::Status Dispatcher::mapped(const TransferSlot& slot, const Peer& peer) cons
   if (d.bytes == 0 || peer.rails.empty()) {
     return absl::FailedPreconditionError("nothing that a rail maps");
   }
-  return peer.rails.front().rail->maps(needs_.regions.entries()[d.local_region], d.remote);
+  return peer.rails.front().rail->maps(core_.regions.entries()[d.local_region], d.remote);
 }
 
 // The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
@@ -437,7 +437,7 @@ absl::Status Dispatcher::admit(TransferSlot& slot, Peer& peer) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the counter belongs to another worker than peer %s", peer.name));
   }
-  if (staged) return needs_.core.staging_for_device_memory().begin(d.id.slot, peer);
+  if (staged) return core_.staging_for_device_memory().begin(d.id.slot, peer);
   size_t bytes = SIZE_MAX;
   for (const RailState& state : peer.rails) {
     bytes = std::min(bytes, state.rail->properties().slice_bytes);

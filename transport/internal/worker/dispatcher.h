@@ -5,7 +5,6 @@
 // are on a list.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "transport/internal/tables/peer_table.h"
@@ -14,10 +13,6 @@
 
 namespace baton::internal {
 
-class LostRails;
-class OtherRoutes;
-class Staging;
-class Transfers;
 class WorkerCore;
 
 // A transfer of at most so many bytes is tiny: on a rail of several, it goes to the first
@@ -26,21 +21,7 @@ inline constexpr size_t kTinyBytes = 256;
 
 class Dispatcher {
  public:
-  // All outlive this.
-  struct Needs {
-    const Clock& clock;
-    const RegionTable& regions;
-    TransferSlots& slots;
-    PeerTable& peers;
-    WorkerStats& stats;
-    EventSink& sink;
-    Transfers& transfers;
-    LostRails& lost_rails;
-    OtherRoutes& other_routes;
-    std::unique_ptr<Staging>& staging;
-    WorkerCore& core;  // makes the staging when the first transfer needs it
-  };
-  explicit Dispatcher(const Needs& needs);
+  explicit Dispatcher(WorkerCore& core);
 
   void enqueue(Peer& peer, uint32_t index);
   void dequeue(Peer& peer, uint32_t index);
@@ -71,7 +52,7 @@ class Dispatcher {
   RailState* rail_of_messages(Peer& peer, const TransferSlot& slot, Time now);
   SlotQueue& queue_of(Peer& peer, const TransferSlot& slot);
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::vector<Peer*> ready_peers_;  // those with slices to post
   bool pump_due_ = false;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 
@@ -11,7 +12,7 @@ void Inbox::push(Peer& peer, std::string_view payload) {
   // Twice the window: a notification may have arrived although the peer took its credit back.
   if (peer.unread + cost > 2 * kNotificationWindow) {
     if (!peer.rails.empty()) {
-      needs_.closing.close_later(
+      core_.closing.close_later(
           peer.id(), peer.rails.front().rail.get(),
           absl::InvalidArgumentError("the peer sent more notifications than it had credit for"));
     }
@@ -28,7 +29,7 @@ void Inbox::push(Peer& peer, std::string_view payload) {
   slot.peer = peer.id();
   slot.payload.assign(payload);
   ++count_;
-  needs_.wakeups.signal();
+  core_.wakeups.signal();
 }
 
 bool Inbox::next(Notification& out) {
@@ -43,21 +44,21 @@ bool Inbox::next(Notification& out) {
 }
 
 void Inbox::was_read(const Notification& notification) {
-  Peer* peer = needs_.peers.find(notification.peer);
+  Peer* peer = core_.peers.find(notification.peer);
   const uint64_t cost = notification.payload.size() + kNotificationCost;
   if (peer == nullptr) return;  // cannot be: it is not forgotten before this
   peer->unread -= std::min(cost, peer->unread);
   if (peer->state == PeerState::kDown) {
     left_behind_ -= std::min(cost, left_behind_);
-    if (peer->unread == 0) needs_.peers.all_read(*peer);
+    if (peer->unread == 0) core_.peers.all_read(*peer);
     return;
   }
   peer->untold += cost;
-  needs_.outbox.owe(*peer);
+  core_.outbox.owe(*peer);
 }
 
 void Inbox::push_event(PeerEvent event) {
-  Peer* peer = needs_.peers.find(event.peer);
+  Peer* peer = core_.peers.find(event.peer);
   if (peer != nullptr && peer->events == kUnreadEvents) {
     const auto last = std::find_if(events_.rbegin(), events_.rend(), [&](const PeerEvent& other) {
       return other.peer == event.peer;
@@ -68,14 +69,14 @@ void Inbox::push_event(PeerEvent event) {
     if (peer != nullptr) ++peer->events;
     events_.push_back(std::move(event));
   }
-  needs_.wakeups.signal();
+  core_.wakeups.signal();
 }
 
 bool Inbox::next_event(PeerEvent& out) {
   if (events_.empty()) return false;
   out = std::move(events_.front());
   events_.pop_front();
-  if (Peer* peer = needs_.peers.find(out.peer); peer != nullptr) --peer->events;
+  if (Peer* peer = core_.peers.find(out.peer); peer != nullptr) --peer->events;
   return true;
 }
 

@@ -6,22 +6,15 @@
 #include <vector>
 
 #include "transport/internal/tables/peer_table.h"
-#include "transport/internal/worker/closing_rails.h"
-#include "transport/internal/worker/control_outbox.h"
-#include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 
 namespace baton::internal {
 
+class WorkerCore;
+
 class Inbox {
  public:
-  struct Needs {
-    PeerTable& peers;
-    Wakeups& wakeups;
-    ControlOutbox& outbox;
-    ClosingRails& closing;
-  };
-  explicit Inbox(const Needs& needs) : needs_(needs) {}
+  explicit Inbox(WorkerCore& core) : core_(core) {}
 
   // Closes the peer's rail instead where the peer had no credit for it.
   void push(Peer& peer, std::string_view payload);
@@ -38,7 +31,7 @@ class Inbox {
  private:
   void was_read(const Notification& notification);
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::vector<Notification> ring_;  // strings keep their memory
   size_t head_ = 0;
   size_t count_ = 0;

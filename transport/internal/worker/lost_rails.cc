@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 namespace {
@@ -21,33 +21,33 @@ void LostRails::unsettled(Peer& peer, uint64_t link, const SliceName& name,
   LostRail& rail = lost_rail(peer, link);
   rail.unsettled.push_back(name);
   rail.named.push_back(!number ? name : SliceName{{kNoSlot, number->epoch}, number->number});
-  ++needs_.slots[name.transfer.slot].unsettled;
+  ++core_.slots[name.transfer.slot].unsettled;
 }
 
 void LostRails::settle(const SliceName& name, Fate fate) {
-  TransferSlot* slot = needs_.slots.find(name.transfer);
+  TransferSlot* slot = core_.slots.find(name.transfer);
   if (slot == nullptr || slot->unsettled == 0) return;
   --slot->unsettled;
   if (fate == Fate::kUnknown) {
-    needs_.transfers.stop(
+    core_.transfers.stop(
         name.transfer.slot, TransferState::kFailed,
         absl::AbortedError("it is not known whether the counter was raised: the peer does not "
                            "remember the rail that was lost"));
-    return needs_.transfers.maybe_finish(name.transfer.slot);
+    return core_.transfers.maybe_finish(name.transfer.slot);
   }
   const bool landed = fate == Fate::kLanded;
   if (landed) {
     ++slot->landed;
-    needs_.stats.receipts += !slot->control;
+    core_.stats.receipts += !slot->control;
   }
-  Peer* peer = needs_.peers.find(slot->peer);
+  Peer* peer = core_.peers.find(slot->peer);
   if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
-    needs_.transfers.maybe_finish(name.transfer.slot);
+    core_.transfers.maybe_finish(name.transfer.slot);
     return;
   }
-  ++needs_.stats.slices_moved;
+  ++core_.stats.slices_moved;
   slot->again.push_back(name.slice);
-  if (!slot->queued) needs_.dispatcher.enqueue(*peer, name.transfer.slot);
+  if (!slot->queued) core_.dispatcher.enqueue(*peer, name.transfer.slot);
 }
 
 void LostRails::settle_all(Peer& peer, const absl::Status& why) {
@@ -55,11 +55,11 @@ void LostRails::settle_all(Peer& peer, const absl::Status& why) {
   peer.lost_rails.clear();
   for (const LostRail& rail : lost) {
     for (const SliceName& name : rail.unsettled) {
-      TransferSlot* slot = needs_.slots.find(name.transfer);
+      TransferSlot* slot = core_.slots.find(name.transfer);
       if (slot == nullptr || slot->unsettled == 0) continue;
       --slot->unsettled;
-      needs_.transfers.stop(name.transfer.slot, TransferState::kFailed, why);
-      needs_.transfers.maybe_finish(name.transfer.slot);
+      core_.transfers.stop(name.transfer.slot, TransferState::kFailed, why);
+      core_.transfers.maybe_finish(name.transfer.slot);
     }
   }
 }
@@ -69,12 +69,12 @@ void LostRails::ask_about_lost_rails(Peer& peer) {
   if (peer.state != PeerState::kUp) return;
   for (LostRail& rail : peer.lost_rails) {
     if (!rail.gone || rail.asked_at != kNever) continue;
-    rail.asked_at = needs_.clock.now();
+    rail.asked_at = core_.clock.now();
     rail.heard = false;
-    needs_.outbox.say(
+    core_.outbox.say(
         peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.named});
   }
-  needs_.sessions.set_timer(peer);
+  core_.sessions.set_timer(peer);
 }
 
 // A rail was lost: an answer may have been on it, although the peer has heard the question. A
@@ -98,13 +98,13 @@ LostRail* LostRails::asked_by(Peer& peer, const TransferSlot& slot) {
 void LostRails::hear(Peer& peer, Rail& rail, std::string_view words) {
   absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
   if (!message.ok()) {
-    needs_.closing.close_later(peer.id(), &rail, message.status());
+    core_.closing.close_later(peer.id(), &rail, message.status());
     return;
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
-  if (message->kind == ControlMessage::Kind::kPart) return needs_.sessions.part_asked(peer);
+  if (message->kind == ControlMessage::Kind::kPart) return core_.sessions.part_asked(peer);
   if (peer.unsaid >= kMostUnsaid) {
-    needs_.closing.close_later(
+    core_.closing.close_later(
         peer.id(), &rail,
         absl::InvalidArgumentError("the peer asks again and again about rails that "
                                    "were lost but does not read the answers"));
@@ -148,14 +148,14 @@ Fate LostRails::fate_of(const Peer& peer, uint64_t link, const SliceName& name) 
 // peer's adapter knows to have arrived, before the peer lost it and asked about it.
 void LostRails::look_for_asked_rails() {
   for (size_t i = 0; i < questions_.size(); ++i) {
-    const Peer* peer = needs_.peers.find(questions_[i].first);
+    const Peer* peer = core_.peers.find(questions_[i].first);
     const uint64_t link = questions_[i].second.link;
     if (peer == nullptr || link == 0) continue;
     if (std::any_of(peer->rails.begin(), peer->rails.end(),
                     [&](const RailState& rail) { return rail.link == link; })) {
       continue;
     }
-    for (auto& provider : needs_.providers) provider->progress(needs_.sink);
+    for (auto& provider : core_.providers) provider->progress(core_);
     return;
   }
 }
@@ -168,14 +168,14 @@ bool LostRails::answer_questions() {
   answering_ = true;
   for (const auto& each : asked) {
     const ControlMessage& question = each.second;
-    Peer* peer = needs_.peers.find(each.first);
+    Peer* peer = core_.peers.find(each.first);
     if (peer == nullptr || peer->state == PeerState::kDown) continue;
     const auto state = std::find_if(
         peer->rails.begin(), peer->rails.end(),
         [&](const RailState& rail) { return question.link != 0 && rail.link == question.link; });
     if (state != peer->rails.end()) {
       Rail* rail = state->rail.get();
-      rail->close(absl::UnavailableError("the peer lost its end of this rail"), needs_.sink);
+      rail->close(absl::UnavailableError("the peer lost its end of this rail"), core_);
       // It knows, so there is nothing to say; but perhaps something to ask.
       std::erase_if(peer->lost_rails, [&](const LostRail& lost) {
         return lost.link == question.link && lost.unsettled.empty() && lost.asked_at == kNever;
@@ -189,7 +189,7 @@ bool LostRails::answer_questions() {
     for (const SliceName& name : question.slices) {
       answer.landed.push_back(fate_of(*peer, question.link, name));
     }
-    needs_.outbox.say(*peer, answer);
+    core_.outbox.say(*peer, answer);
   }
   answering_ = false;
   return true;

@@ -7,7 +7,6 @@
 // rail. Nothing lands twice, and nothing late.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -15,31 +14,15 @@
 
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/peer_table.h"
-#include "transport/internal/worker/closing_rails.h"
-#include "transport/internal/worker/control_outbox.h"
-#include "transport/internal/worker/transfers.h"
+#include "transport/internal/tables/transfer_slots.h"
 
 namespace baton::internal {
 
-class Sessions;
+class WorkerCore;
 
 class LostRails {
  public:
-  // All outlive this.
-  struct Needs {
-    const Clock& clock;
-    const std::vector<std::unique_ptr<Provider>>& providers;
-    TransferSlots& slots;
-    PeerTable& peers;
-    WorkerStats& stats;
-    EventSink& sink;
-    ControlOutbox& outbox;
-    ClosingRails& closing;
-    Dispatcher& dispatcher;
-    Transfers& transfers;
-    Sessions& sessions;
-  };
-  explicit LostRails(const Needs& needs) : needs_(needs) {}
+  explicit LostRails(WorkerCore& core) : core_(core) {}
 
   static LostRail& lost_rail(Peer& peer, uint64_t link);
   static void note_counted(Peer& peer, uint64_t link, const Rail& rail);
@@ -66,7 +49,7 @@ class LostRails {
   void on_fenced(Peer& peer, const ControlMessage& answer);
   void look_for_asked_rails();
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::vector<std::pair<PeerId, ControlMessage>> questions_;  // kFence, to be answered
   bool answering_ = false;
 };

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 namespace {
@@ -22,7 +22,7 @@ constexpr Time kAtOnce = std::chrono::seconds(1);
 
 // A rail that none of our providers made ranks with the best.
 int OtherRoutes::rank_of(const Rail& rail) const {
-  for (const auto& provider : needs_.providers) {
+  for (const auto& provider : core_.providers) {
     const Capabilities& can = provider->capabilities();
     if (can.name == rail.properties().provider) return can.rank;
   }
@@ -47,8 +47,8 @@ void OtherRoutes::add_rail(Peer& peer, RailState state) {
   });
   // As loud as the loss was, if there was one.
   base::log_event(peer.rail_lost.empty() ? base::LogLevel::kInfo : base::LogLevel::kWarning,
-                  "%s: %s is reached over %s again: %s", needs_.self.name, peer.name, by,
-                  needs_.sessions.explain(peer));
+                  "%s: %s is reached over %s again: %s", core_.self.name, peer.name, by,
+                  core_.sessions.explain(peer));
 }
 
 std::vector<std::string> OtherRoutes::better_routes(const Peer& peer) const {
@@ -56,11 +56,11 @@ std::vector<std::string> OtherRoutes::better_routes(const Peer& peer) const {
   if (peer.rails.empty()) return better;
   const int best = peer.rails.front().rank;
   const bool any =
-      std::any_of(needs_.providers.begin(), needs_.providers.end(),
+      std::any_of(core_.providers.begin(), core_.providers.end(),
                   [&](const auto& provider) { return provider->capabilities().rank > best; });
   if (!any) return better;
   std::vector<std::string> unheard;
-  for (auto& [rank, name] : needs_.routes.rank_routes(peer, peer.require, unheard)) {
+  for (auto& [rank, name] : core_.routes.rank_routes(peer, peer.require, unheard)) {
     const auto& refused = peer.back.refused;
     if (rank > best && std::find(refused.begin(), refused.end(), name) == refused.end()) {
       better.push_back(std::move(name));
@@ -74,13 +74,13 @@ void OtherRoutes::look_for_better(Peer& peer) {
   if (!peer.dialled || failback_ == Time::zero() || peer.state != PeerState::kUp) return;
   const bool wanted = !better_routes(peer).empty();
   if (!wanted) {
-    if (std::exchange(back.wanted, false)) back.regained_at = needs_.clock.now();
+    if (std::exchange(back.wanted, false)) back.regained_at = core_.clock.now();
     back.call_at = kNever;
     return;
   }
   if (!std::exchange(back.wanted, true)) {
     // A route that comes and goes is redialled less and less often.
-    const bool held = needs_.clock.now() - back.regained_at >= kLongestFailbackPause;
+    const bool held = core_.clock.now() - back.regained_at >= kLongestFailbackPause;
     if (held || back.pause == Time::zero()) back.pause = failback_;
     back.told = false;
   }
@@ -90,9 +90,9 @@ void OtherRoutes::look_for_better(Peer& peer) {
 void OtherRoutes::call_better_later(Peer& peer) {
   Failback& back = peer.back;
   back.untried.clear();
-  back.call_at = needs_.clock.now() + back.pause;
+  back.call_at = core_.clock.now() + back.pause;
   back.pause = std::min(2 * back.pause, std::max(kLongestFailbackPause, failback_));
-  needs_.sessions.set_timer(peer);
+  core_.sessions.set_timer(peer);
 }
 
 void OtherRoutes::call_better(Peer& peer) {
@@ -104,7 +104,7 @@ void OtherRoutes::call_better(Peer& peer) {
   back.route = back.untried.front();
   back.untried.erase(back.untried.begin());
   back.calling = true;
-  needs_.routes.dial(peer, back.route, Resume::kOurs);
+  core_.routes.dial(peer, back.route, Resume::kOurs);
 }
 
 void OtherRoutes::better_failed(Peer& peer, const absl::Status& why) {
@@ -116,7 +116,7 @@ void OtherRoutes::better_failed(Peer& peer, const absl::Status& why) {
   }
   base::log_event(std::exchange(back.told, true) ? base::LogLevel::kDebug : base::LogLevel::kInfo,
                   "%s: %s is reached over %s; over %s it does not answer again yet: %s",
-                  needs_.self.name, peer.name, peer.rails.front().rail->properties().provider,
+                  core_.self.name, peer.name, peer.rails.front().rail->properties().provider,
                   back.route, why.message());
   if (!back.untried.empty()) return call_better(peer);
   look_for_better(peer);
@@ -125,17 +125,17 @@ void OtherRoutes::better_failed(Peer& peer, const absl::Status& why) {
 
 void OtherRoutes::stand_aside(Peer& peer, uint32_t index) {
   Around& around = peer.around;
-  const TransferDescriptor& d = needs_.slots[index].descriptor;
+  const TransferDescriptor& d = core_.slots[index].descriptor;
   const Rail& best = *peer.rails.front().rail;
   if (around.passed != best.properties().provider) {
     around.passed = best.properties().provider;
     around.why = std::string(best.reaches(d.remote).message());
     base::log_event(base::LogLevel::kInfo, "%s: %s: another route for a region of %u bytes: %s",
-                    needs_.self.name, peer.name, d.remote.size, around.why);
+                    core_.self.name, peer.name, d.remote.size, around.why);
   }
-  needs_.dispatcher.dequeue(peer, index);
+  core_.dispatcher.dequeue(peer, index);
   // The list keeps transfers that were stopped while they waited.
-  if (around.waiting.size() >= 2 * needs_.slots.capacity()) {
+  if (around.waiting.size() >= 2 * core_.slots.capacity()) {
     std::erase_if(around.waiting, [this](TransferId id) { return !stands_aside(id); });
   }
   around.waiting.push_back(d.id);
@@ -143,7 +143,7 @@ void OtherRoutes::stand_aside(Peer& peer, uint32_t index) {
 }
 
 bool OtherRoutes::stands_aside(TransferId id) {
-  const TransferSlot* slot = needs_.slots.find(id);
+  const TransferSlot* slot = core_.slots.find(id);
   return slot != nullptr && slot->verdict == TransferState::kActive && !slot->queued;
 }
 
@@ -156,8 +156,8 @@ void OtherRoutes::call_around(Peer& peer) {
   if (around.untried.empty()) {
     around.notes.clear();
     // The provider that a caller chose is its own choice and binds only the caller.
-    const std::string& require = peer.dialled ? peer.require : needs_.options.require;
-    for (auto& route : needs_.routes.rank_routes(peer, require, around.notes)) {
+    const std::string& require = peer.dialled ? peer.require : core_.options.require;
+    for (auto& route : core_.routes.rank_routes(peer, require, around.notes)) {
       std::string& name = route.second;
       const bool there = std::any_of(
           peer.rails.begin(), peer.rails.end(),
@@ -174,7 +174,7 @@ void OtherRoutes::call_around(Peer& peer) {
   around.route = around.untried.front();
   around.untried.erase(around.untried.begin());
   around.calling = true;
-  needs_.routes.dial(peer, around.route, peer.dialled ? Resume::kOurs : Resume::kTheirs);
+  core_.routes.dial(peer, around.route, peer.dialled ? Resume::kOurs : Resume::kTheirs);
 }
 
 void OtherRoutes::around_failed(Peer& peer, const absl::Status& why) {
@@ -195,7 +195,7 @@ void OtherRoutes::give_up_around(Peer& peer) {
 
 void OtherRoutes::stop_waiting(Peer& peer, const absl::Status& why) {
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
-    if (stands_aside(id)) needs_.transfers.stop(id.slot, TransferState::kFailed, why);
+    if (stands_aside(id)) core_.transfers.stop(id.slot, TransferState::kFailed, why);
   }
 }
 
@@ -204,7 +204,7 @@ OtherRoutes::Answer OtherRoutes::answered(Peer& peer, const Rail& rail) {
   const Answer answer{
       better && std::exchange(peer.back.calling, false),
       rail.properties().provider == peer.around.route && std::exchange(peer.around.calling, false)};
-  if (answer.around) peer.around.up_at = needs_.clock.now();
+  if (answer.around) peer.around.up_at = core_.clock.now();
   return answer;
 }
 
@@ -230,7 +230,7 @@ bool OtherRoutes::failed(Peer& peer, const absl::Status& why) {
 void OtherRoutes::around_lost(Peer& peer, const Rail& rail) {
   Around& around = peer.around;
   const std::string& by = rail.properties().provider;
-  if (by == around.route && around.up_at != kNever && needs_.clock.now() - around.up_at < kAtOnce) {
+  if (by == around.route && around.up_at != kNever && core_.clock.now() - around.up_at < kAtOnce) {
     around.refused.push_back(by);
   }
 }
@@ -238,7 +238,7 @@ void OtherRoutes::around_lost(Peer& peer, const Rail& rail) {
 // A rail has come up. A transfer whose region it does not reach either stands aside again.
 void OtherRoutes::come_around(Peer& peer) {
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
-    if (stands_aside(id)) needs_.dispatcher.enqueue(peer, id.slot);
+    if (stands_aside(id)) core_.dispatcher.enqueue(peer, id.slot);
   }
 }
 

@@ -12,30 +12,18 @@
 // that both sides have, one by one.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "transport/internal/worker/routes.h"
-#include "transport/internal/worker/transfers.h"
+#include "transport/internal/tables/peer_table.h"
 
 namespace baton::internal {
 
+class WorkerCore;
+
 class OtherRoutes {
  public:
-  // All outlive this.
-  struct Needs {
-    const WorkerOptions& options;
-    const Clock& clock;
-    const HelloInfo& self;
-    const std::vector<std::unique_ptr<Provider>>& providers;
-    TransferSlots& slots;
-    Dispatcher& dispatcher;
-    Transfers& transfers;
-    Routes& routes;
-    Sessions& sessions;
-  };
-  explicit OtherRoutes(const Needs& needs) : needs_(needs) {}
+  explicit OtherRoutes(WorkerCore& core) : core_(core) {}
   void start(Time failback) { failback_ = failback; }
 
   void add_rail(Peer& peer, RailState state);
@@ -67,7 +55,7 @@ class OtherRoutes {
   void around_failed(Peer& peer, const absl::Status& why);
   void give_up_around(Peer& peer);
 
-  const Needs needs_;
+  WorkerCore& core_;
   Time failback_{};  // peer.failback_ms
 };
 

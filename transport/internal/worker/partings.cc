@@ -11,12 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 
 std::shared_ptr<absl::Status> Sessions::begin_disconnect(Peer& peer, Time timeout) {
-  needs_.transfers.take_submissions();
+  core_.transfers.take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
   const absl::Status why = absl::UnavailableError("this side closed the connection");
   begin_parting(peer, timeout, why);
@@ -27,16 +27,16 @@ std::shared_ptr<absl::Status> Sessions::begin_disconnect(Peer& peer, Time timeou
     give_up_parting(peer);
   }
   do {
-    needs_.closing.run();
-    needs_.transfers.finish_stopped();
+    core_.closing.run();
+    core_.transfers.finish_stopped();
   } while (settle_partings());
-  needs_.wakeups.rouse();
-  needs_.wakeups.wake();
+  core_.wakeups.rouse();
+  core_.wakeups.wake();
   return over;
 }
 
 void Sessions::begin_parting(Peer& peer, Time timeout, const absl::Status& why) {
-  const Time now = needs_.clock.now();
+  const Time now = core_.clock.now();
   const Time give_up_at = now + std::min(timeout, patience_);
   if (!peer.parting) {
     peer.parting.emplace();
@@ -59,7 +59,7 @@ void Sessions::part_asked(Peer& peer) {
 bool Sessions::tend_partings() {
   bool any = false;
   for (size_t i = 0; i < parting_.size(); ++i) {
-    Peer* peer = needs_.peers.find(parting_[i]);
+    Peer* peer = core_.peers.find(parting_[i]);
     if (peer == nullptr || !peer->parting || peer->state == PeerState::kDown) {
       parting_[i--] = parting_.back();
       parting_.pop_back();
@@ -67,7 +67,7 @@ bool Sessions::tend_partings() {
     }
     Parting& parts = *peer->parting;
     if (!std::exchange(parts.begun, true)) {
-      needs_.transfers.stop_all(*peer, parts.why);
+      core_.transfers.stop_all(*peer, parts.why);
       any = true;
     } else if (peer->open > 0) {
       continue;
@@ -80,7 +80,7 @@ bool Sessions::tend_partings() {
       disconnect(*peer, parts.why);
       any = true;
     } else if (!std::exchange(parts.told, true)) {
-      needs_.outbox.say(*peer, {.kind = ControlMessage::Kind::kPart});
+      core_.outbox.say(*peer, {.kind = ControlMessage::Kind::kPart});
       any = true;
     }
   }
@@ -89,8 +89,8 @@ bool Sessions::tend_partings() {
 
 bool Sessions::settle_partings() {
   if (parting_.empty() || !tend_partings()) return false;
-  needs_.closing.run();
-  needs_.transfers.finish_stopped();
+  core_.closing.run();
+  core_.transfers.finish_stopped();
   return true;
 }
 

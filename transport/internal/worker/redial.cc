@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 namespace {
@@ -19,7 +19,7 @@ constexpr Time kCourtesy = std::chrono::milliseconds(50);
 
 void Sessions::peer_lost(Peer& peer, const absl::Status& why) {
   if (redial_ == Time::zero()) return peer_down(peer, why);
-  const Time now = needs_.clock.now();
+  const Time now = core_.clock.now();
   Redial& again = peer.redial;
   again.calling = false;
   again.hopeless.clear();
@@ -33,35 +33,34 @@ void Sessions::peer_lost(Peer& peer, const absl::Status& why) {
   }
   if (peer.address.providers.empty()) again.call_at = kNever;  // it never said where it listens
   peer.back.call_at = kNever;
-  needs_.peers.set_state(peer, PeerState::kReconnecting);
+  core_.peers.set_state(peer, PeerState::kReconnecting);
   set_timer(peer);
-  --needs_.stats.peers_up;
-  ++needs_.stats.peers_lost;
+  --core_.stats.peers_up;
+  ++core_.stats.peers_lost;
   peer.why = why;
   base::log_event(base::LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s",
-                  needs_.self.name, peer.name, why.message(),
+                  core_.self.name, peer.name, why.message(),
                   std::chrono::duration<double>(again.give_up_at - now).count());
-  needs_.inbox.push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
+  core_.inbox.push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
 }
 
 // Its first new rail is up.
 void Sessions::peer_resumed(Peer& peer) {
-  ++needs_.stats.peers_resumed;
+  ++core_.stats.peers_resumed;
   peer.redial.calling = false;
   peer.why = absl::OkStatus();
   // As loud as the loss was.
-  base::log_event(base::LogLevel::kWarning, "%s: peer resumed: %s", needs_.self.name,
-                  explain(peer));
-  needs_.inbox.push_event(
+  base::log_event(base::LogLevel::kWarning, "%s: peer resumed: %s", core_.self.name, explain(peer));
+  core_.inbox.push_event(
       {PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
   for (LostRail& rail : peer.lost_rails) {
-    if (rail.asked_at != kNever) rail.asked_at = needs_.clock.now();
+    if (rail.asked_at != kNever) rail.asked_at = core_.clock.now();
   }
-  needs_.outbox.owe(peer);
-  needs_.lost_rails.ask_again(peer);
-  needs_.lost_rails.ask_about_lost_rails(peer);
+  core_.outbox.owe(peer);
+  core_.lost_rails.ask_again(peer);
+  core_.lost_rails.ask_about_lost_rails(peer);
   // With nothing to ask, whether it still knows this session.
-  if (peer.lost_rails.empty()) needs_.outbox.say(peer, {.kind = ControlMessage::Kind::kFence});
+  if (peer.lost_rails.empty()) core_.outbox.say(peer, {.kind = ControlMessage::Kind::kFence});
 }
 
 // When something has to be done about the peer although nothing is heard of it.
@@ -99,7 +98,7 @@ bool Sessions::progress_sessions(Time now) {
     const auto [at, id] = timers_.front();
     std::pop_heap(timers_.begin(), timers_.end(), kLater);
     timers_.pop_back();
-    Peer* peer = needs_.peers.find(id);
+    Peer* peer = core_.peers.find(id);
     if (peer == nullptr || peer->timer != at) continue;
     peer->timer = kNever;
     if (due(*peer) <= now) {
@@ -109,7 +108,7 @@ bool Sessions::progress_sessions(Time now) {
       } else if (peer->state == PeerState::kReconnecting) {
         call_again(*peer, now);
       } else if (peer->back.call_at <= now) {
-        needs_.other_routes.call_better(*peer);
+        core_.other_routes.call_better(*peer);
       } else {
         check_answers(*peer, now);
       }
@@ -145,7 +144,7 @@ void Sessions::call_again(Peer& peer, Time now) {
   again.gone = false;
   peer.notes.clear();
   peer.untried.clear();
-  needs_.routes.plan_routes(peer);
+  core_.routes.plan_routes(peer);
 }
 
 // No route of this round led to the peer.
@@ -156,7 +155,7 @@ void Sessions::round_over(Peer& peer) {
     return peer_down(
         peer, absl::UnavailableError(absl::StrCat(peer.why.message(), "; ", again.hopeless)));
   }
-  again.call_at = needs_.clock.now() + again.pause;
+  again.call_at = core_.clock.now() + again.pause;
   again.pause = std::min(2 * again.pause, kLongestPause);
   set_timer(peer);
 }

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker/sessions.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 namespace {
@@ -29,7 +29,7 @@ void Routes::start(const WorkerUid& uid) {
 absl::StatusOr<std::string> Routes::look_up(const std::string& host_port) const {
   absl::StatusOr<std::string> found =
       absl::UnavailableError("no provider of this worker can look up host:port");
-  for (const auto& provider : needs_.providers) {
+  for (const auto& provider : core_.providers) {
     found = provider->look_up(host_port);
     if (!absl::IsUnimplemented(found.status())) break;
   }
@@ -38,18 +38,18 @@ absl::StatusOr<std::string> Routes::look_up(const std::string& host_port) const 
 
 absl::StatusOr<PeerId> Routes::connect(std::string_view target, const std::string& found,
                                        std::string_view need) {
-  Peer* peer = needs_.sessions.add_peer();
+  Peer* peer = core_.sessions.add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u peers are in use: disconnect some", PeerTable::kMost));
   }
   peer->dialled = true;
-  peer->require = need.empty() ? needs_.options.require : std::string(need);
-  needs_.peers.set_name(*peer, target.substr(0, 64));
+  peer->require = need.empty() ? core_.options.require : std::string(need);
+  core_.peers.set_name(*peer, target.substr(0, 64));
   if (is_address(target)) {
     auto decoded = Address::decode(target);
     if (!decoded.ok()) {
-      needs_.sessions.peer_down(*peer, decoded.status());
+      core_.sessions.peer_down(*peer, decoded.status());
       return decoded.status();
     }
     peer->address = *std::move(decoded);
@@ -58,7 +58,7 @@ absl::StatusOr<PeerId> Routes::connect(std::string_view target, const std::strin
   }
   // host:port: the worker behind it tells its whole address, and so which better routes there are.
   absl::Status status = absl::UnavailableError("no provider of this worker can look up host:port");
-  for (auto& provider : needs_.providers) {
+  for (auto& provider : core_.providers) {
     const uint64_t session = next_session_++;
     status = provider->query(session, found);
     if (absl::IsUnimplemented(status)) continue;
@@ -67,13 +67,13 @@ absl::StatusOr<PeerId> Routes::connect(std::string_view target, const std::strin
     peer->route = provider->capabilities().name;
     return peer->id();
   }
-  needs_.sessions.peer_down(*peer, status);
+  core_.sessions.peer_down(*peer, status);
   return status;
 }
 
 Peer* Routes::peer_of_session(uint64_t session) {
   const auto found = sessions_.find(session);
-  return found == sessions_.end() ? nullptr : needs_.peers.find(found->second);
+  return found == sessions_.end() ? nullptr : core_.peers.find(found->second);
 }
 
 void Routes::resolved(uint64_t session, absl::StatusOr<std::string> encoded, std::string_view at) {
@@ -83,7 +83,7 @@ void Routes::resolved(uint64_t session, absl::StatusOr<std::string> encoded, std
   absl::StatusOr<Address> decoded =
       encoded.ok() ? Address::decode(*encoded) : absl::StatusOr<Address>(encoded.status());
   if (!decoded.ok()) {
-    needs_.sessions.peer_down(*peer, decoded.status());
+    core_.sessions.peer_down(*peer, decoded.status());
     return;
   }
   peer->address = *std::move(decoded);
@@ -120,7 +120,7 @@ std::string Routes::called_at(const Peer& peer, std::string_view provider) const
 std::vector<std::pair<int, std::string>> Routes::rank_routes(
     const Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
   std::vector<std::pair<int, std::string>> ranked;
-  for (auto& provider : needs_.providers) {
+  for (auto& provider : core_.providers) {
     const Capabilities& can = provider->capabilities();
     std::string note;
     const auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
@@ -150,7 +150,7 @@ std::vector<std::pair<int, std::string>> Routes::rank_routes(
 }
 
 void Routes::plan_routes(Peer& peer) {
-  needs_.peers.set_name(peer, peer.address.name);
+  core_.peers.set_name(peer, peer.address.name);
   peer.uid = peer.address.uid;
   for (auto& [rank, name] : rank_routes(peer, peer.require, peer.notes)) {
     peer.untried.push_back(name);
@@ -161,8 +161,8 @@ void Routes::plan_routes(Peer& peer) {
 void Routes::try_next_route(Peer& peer) {
   const bool again = peer.state == PeerState::kReconnecting;
   if (peer.untried.empty()) {
-    if (again) return needs_.sessions.round_over(peer);
-    needs_.sessions.peer_down(
+    if (again) return core_.sessions.round_over(peer);
+    core_.sessions.peer_down(
         peer, absl::UnavailableError(absl::StrFormat(
                   "no route to %s%s. %s", peer.name,
                   peer.require.empty() ? std::string()
@@ -172,7 +172,7 @@ void Routes::try_next_route(Peer& peer) {
   }
   peer.route = peer.untried.front();
   peer.untried.erase(peer.untried.begin());
-  if (!again) needs_.peers.set_session(peer, next_session_++);
+  if (!again) core_.peers.set_session(peer, next_session_++);
   dial(peer, peer.route, !again ? Resume::kNew : peer.dialled ? Resume::kOurs : Resume::kTheirs);
 }
 
@@ -185,7 +185,7 @@ void Routes::dial(Peer& peer, const std::string& by, Resume resume) {
   request.expected.name = peer.address.name;
   request.called = called_at(peer, by);
   sessions_[request.session] = peer.id();
-  for (auto& provider : needs_.providers) {
+  for (auto& provider : core_.providers) {
     if (provider->capabilities().name == by) return provider->connect(request);
   }
 }
@@ -195,12 +195,12 @@ void Routes::connect_failed(uint64_t session, const absl::Status& why) {
   // A session that was up keeps its number: another call for it may still be under way.
   if (peer == nullptr || peer->state == PeerState::kConnecting) sessions_.erase(session);
   if (peer == nullptr || peer->session != session) return;
-  if (needs_.other_routes.failed(*peer, why)) return;
+  if (core_.other_routes.failed(*peer, why)) return;
   if (!peer->rails.empty()) return;
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;
   peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
-  base::log_event(base::LogLevel::kInfo, "%s: no route to %s by %s: %s", needs_.self.name,
+  base::log_event(base::LogLevel::kInfo, "%s: no route to %s by %s: %s", core_.self.name,
                   peer->name, peer->route, why.message());
   // A wrong key or version will not get better on another route; nor by calling again.
   const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
@@ -215,7 +215,7 @@ void Routes::connect_failed(uint64_t session, const absl::Status& why) {
     return try_next_route(*peer);
   }
   if (peer->untried.empty() && peer->notes.size() == 1) {
-    needs_.sessions.peer_down(*peer, why);
+    core_.sessions.peer_down(*peer, why);
   } else {
     try_next_route(*peer);
   }

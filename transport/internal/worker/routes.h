@@ -17,21 +17,11 @@
 
 namespace baton::internal {
 
-class OtherRoutes;
-class Sessions;
+class WorkerCore;
 
 class Routes {
  public:
-  // All outlive this.
-  struct Needs {
-    const WorkerOptions& options;
-    const HelloInfo& self;
-    const std::vector<std::unique_ptr<Provider>>& providers;
-    PeerTable& peers;
-    Sessions& sessions;
-    OtherRoutes& other_routes;
-  };
-  explicit Routes(const Needs& needs) : needs_(needs) {}
+  explicit Routes(WorkerCore& core) : core_(core) {}
   void start(const WorkerUid& uid);
 
   static bool is_address(std::string_view target);                          // and not host:port
@@ -60,7 +50,7 @@ class Routes {
   void note_called(const Peer& peer, const std::string& at);
   std::string called_at(const Peer& peer, std::string_view provider) const;
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::vector<std::string> provider_notes_;         // why others are missing
   absl::flat_hash_map<uint64_t, PeerId> sessions_;  // ours, by the number we gave out
   uint64_t next_session_ = 0;  // from anywhere: the other side of a session has numbers of its own

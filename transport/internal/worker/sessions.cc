@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
+#include "transport/internal/worker/core.h"
 #include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
@@ -15,15 +16,15 @@ constexpr const char* kFenced = "the peer has lost its end of this rail";
 }  // namespace
 
 void Sessions::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
-  Peer* peer = needs_.routes.peer_of_session(session);
+  Peer* peer = core_.routes.peer_of_session(session);
   if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
-    return needs_.closing.close_now(std::move(rail),
-                                    absl::CancelledError("this connection is no longer wanted"));
+    return core_.closing.close_now(std::move(rail),
+                                   absl::CancelledError("this connection is no longer wanted"));
   }
-  const OtherRoutes::Answer answer = needs_.other_routes.answered(*peer, *rail);
+  const OtherRoutes::Answer answer = core_.other_routes.answered(*peer, *rail);
   if (!LostRails::fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
-  needs_.other_routes.lost_again(*peer, answer, absl::UnavailableError(kFenced));
-  needs_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
+  core_.other_routes.lost_again(*peer, answer, absl::UnavailableError(kFenced));
+  core_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
   // It answers; it has lost this rail only. If that was the only one of this call, there is
   // another.
   if (peer->state != PeerState::kReconnecting) return;
@@ -32,36 +33,36 @@ void Sessions::connected(uint64_t session, const HelloInfo& info, std::unique_pt
 }
 
 void Sessions::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why) {
-  needs_.closing.close_now(std::move(rail), why);
+  core_.closing.close_now(std::move(rail), why);
   handshake_refused(info.name, why);
 }
 
 void Sessions::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   // Called again, the other way round: a session that we had chosen.
   const bool dialled = info.resume == Resume::kTheirs;
-  Peer* peer = needs_.peers.of_session(info.uid, info.session, dialled);
+  Peer* peer = core_.peers.of_session(info.uid, info.session, dialled);
   if (peer != nullptr) {
     if (peer->state == PeerState::kDown) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
     }
     if (LostRails::fenced(*peer, info.link))
-      return needs_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
+      return core_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
     const std::string& by = rail->properties().provider;
     if (peer->dialled && !peer->require.empty() && by != peer->require) {
-      return needs_.closing.close_now(
-          std::move(rail), absl::UnavailableError(absl::StrFormat(
-                               "%s is not wanted here (require=%s)", by, peer->require)));
+      return core_.closing.close_now(std::move(rail),
+                                     absl::UnavailableError(absl::StrFormat(
+                                         "%s is not wanted here (require=%s)", by, peer->require)));
     }
     return peer_up(*peer, info, std::move(rail));
   }
   // It resumes what was never begun here: its first call was lost after its last word, before we
   // had heard that. Not if the session may have been here: what had landed in it would land twice.
   const bool never_begun =
-      info.resume == Resume::kOurs && needs_.peers.size() <= needs_.peers.kRemembered;
+      info.resume == Resume::kOurs && core_.peers.size() <= core_.peers.kRemembered;
   if (info.resume != Resume::kNew && !never_begun) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
-  if (needs_.inbox.left_behind() > kMostLeftBehind) {
+  if (core_.inbox.left_behind() > kMostLeftBehind) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError("this worker's program does not read its "
                                                "notifications, and holds too many already"));
@@ -70,13 +71,13 @@ void Sessions::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   if (peer == nullptr) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError(
-                      needs_.inbox.left_behind() == 0
+                      core_.inbox.left_behind() == 0
                           ? "this worker has no room for more peers"
                           : "this worker has no room for more peers while its program "
                             "does not read the notifications of those that have gone"));
   }
   peer->uid = info.uid;
-  needs_.peers.set_session(*peer, info.session);
+  core_.peers.set_session(*peer, info.session);
   // The address to redial, for the provider that the peer chose.
   absl::StatusOr<Address> home = Address::decode(info.address);
   if (home.ok() && home->uid == info.uid) peer->address = *std::move(home);
@@ -86,46 +87,45 @@ void Sessions::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
 
 void Sessions::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
-  needs_.peers.set_name(peer, info.name);
+  core_.peers.set_name(peer, info.name);
   peer.protocol = info.protocol;
   rail->worker_tag = PeerTable::tag_of(peer.id());
   auto* const prompt = dynamic_cast<PromptRail*>(rail.get());
-  if (prompt != nullptr) needs_.transfers.note_prompt_rail();
-  needs_.other_routes.add_rail(peer,
-                               {.rail = std::move(rail), .link = info.link, .prompt = prompt});
-  needs_.other_routes.come_around(peer);
-  if (peer.state == PeerState::kUp) return needs_.other_routes.look_for_better(peer);
+  if (prompt != nullptr) core_.transfers.note_prompt_rail();
+  core_.other_routes.add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
+  core_.other_routes.come_around(peer);
+  if (peer.state == PeerState::kUp) return core_.other_routes.look_for_better(peer);
   const bool again = peer.state == PeerState::kReconnecting;
-  needs_.peers.set_state(peer, PeerState::kUp);
-  needs_.dispatcher.make_ready(peer);
-  if (needs_.staging != nullptr) needs_.staging->peer_up();
-  ++needs_.stats.peers_up;
-  needs_.other_routes.look_for_better(peer);
+  core_.peers.set_state(peer, PeerState::kUp);
+  core_.dispatcher.make_ready(peer);
+  if (core_.staging != nullptr) core_.staging->peer_up();
+  ++core_.stats.peers_up;
+  core_.other_routes.look_for_better(peer);
   if (again) return peer_resumed(peer);
   for (const std::string& name : peer.untried) {
     peer.notes.push_back(absl::StrCat(name, ": available; ", peer.route, " preferred"));
   }
   peer.untried.clear();
-  base::log_event(base::LogLevel::kInfo, "%s: peer up: %s", needs_.self.name, explain(peer));
-  needs_.inbox.push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
+  base::log_event(base::LogLevel::kInfo, "%s: peer up: %s", core_.self.name, explain(peer));
+  core_.inbox.push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
 void Sessions::handshake_refused(std::string_view caller, const absl::Status& why) {
-  ++needs_.stats.handshakes_refused;
+  ++core_.stats.handshakes_refused;
   // A caller that hangs up is a port scanner or a health check; a wrong key is for people to fix.
   // A caller that asks for a session that is over here missed a goodbye that was lost with its
   // rail. Repeated calls must not fill the disk.
   const bool gave_up = absl::IsUnavailable(why) || absl::IsAborted(why);
-  const Time now = needs_.clock.now();
+  const Time now = core_.clock.now();
   const bool quiet = gave_up || now < refusals_quiet_until_;
   if (!quiet) refusals_quiet_until_ = now + std::chrono::seconds(1);
   base::log_event(quiet ? base::LogLevel::kDebug : base::LogLevel::kWarning,
-                  "%s: refused %s: %s (%u refused so far)", needs_.self.name, caller, why.message(),
-                  needs_.stats.handshakes_refused);
+                  "%s: refused %s: %s (%u refused so far)", core_.self.name, caller, why.message(),
+                  core_.stats.handshakes_refused);
 }
 
 void Sessions::rail_down(Rail& rail, absl::Status why) {
-  Peer* peer = needs_.peers.of(rail);
+  Peer* peer = core_.peers.of(rail);
   if (peer == nullptr) return;
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;
@@ -135,13 +135,13 @@ void Sessions::rail_down(Rail& rail, absl::Status why) {
       LostRails::lost_rail(*peer, peer->rails[i].link).gone = true;
     const bool closed = absl::IsAborted(why);
     if (closed) peer->goodbye = std::string(why.message());
-    needs_.closing.free_later(std::move(peer->rails[i].rail));
+    core_.closing.free_later(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
     if (peer->lost_rails.size() > kMostLostRails) {
       why = absl::AbortedError("the peer does not say what had come over rails that were lost");
       for (const RailState& state : peer->rails) {
-        needs_.closing.close_later(peer->id(), state.rail.get(), why);
+        core_.closing.close_later(peer->id(), state.rail.get(), why);
       }
     }
     if (peer->rails.empty()) {
@@ -154,23 +154,23 @@ void Sessions::rail_down(Rail& rail, absl::Status why) {
       const bool waits =
           std::any_of(peer->lost_rails.begin(), peer->lost_rails.end(),
                       [](const LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
-      if (waits && !needs_.lost_rails.answering()) needs_.lost_rails.ask_about_lost_rails(*peer);
+      if (waits && !core_.lost_rails.answering()) core_.lost_rails.ask_about_lost_rails(*peer);
       return;
     }
-    ++needs_.stats.rails_lost;
-    needs_.other_routes.around_lost(*peer, rail);
+    ++core_.stats.rails_lost;
+    core_.other_routes.around_lost(*peer, rail);
     peer->rail_lost = std::string(why.message());
     const size_t left = peer->rails.size();
     const char* const plural = left == 1 ? "" : "s";
-    base::log_event(base::LogLevel::kWarning, "%s: lost a rail to %s: %s (%s); %s",
-                    needs_.self.name, peer->name, why.message(), rail.properties().route,
+    base::log_event(base::LogLevel::kWarning, "%s: lost a rail to %s: %s (%s); %s", core_.self.name,
+                    peer->name, why.message(), rail.properties().route,
                     moved == 0 ? absl::StrFormat("no work to move; %u connection%s remain%s", left,
                                                  plural, left == 1 ? "s" : "")
                                : absl::StrFormat("moves %u slices to the %u remaining connection%s",
                                                  moved, left, plural));
-    needs_.lost_rails.ask_again(*peer);
-    if (!needs_.lost_rails.answering()) needs_.lost_rails.ask_about_lost_rails(*peer);
-    needs_.other_routes.look_for_better(*peer);
+    core_.lost_rails.ask_again(*peer);
+    if (!core_.lost_rails.answering()) core_.lost_rails.ask_about_lost_rails(*peer);
+    core_.other_routes.look_for_better(*peer);
     return;
   }
 }
@@ -178,38 +178,38 @@ void Sessions::rail_down(Rail& rail, absl::Status why) {
 void Sessions::peer_down(Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   const bool was_up = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
-  if (peer.state == PeerState::kUp) --needs_.stats.peers_up;
+  if (peer.state == PeerState::kUp) --core_.stats.peers_up;
   note_parted(peer, why);
-  needs_.peers.set_state(peer, PeerState::kDown);
+  core_.peers.set_state(peer, PeerState::kDown);
   peer.why = why.ok() ? absl::UnavailableError("the connection was closed") : why;
   // Why a rail went is for the worker; to its callers, the peer is gone.
   if (absl::IsAborted(why) || absl::IsDataLoss(why) || absl::IsNotFound(why)) {
     peer.why = absl::UnavailableError(why.message());
   }
   if (peer.parting) peer.why = peer.parting->why;
-  needs_.routes.forget_session(peer.session);
-  base::log_event(base::LogLevel::kInfo, "%s: peer %s: %s: %s", needs_.self.name,
+  core_.routes.forget_session(peer.session);
+  base::log_event(base::LogLevel::kInfo, "%s: peer %s: %s: %s", core_.self.name,
                   was_up ? "down" : "not reached", peer.name, peer.why.message());
-  needs_.transfers.stop_waiting(peer, peer.why);
-  needs_.other_routes.stop_waiting(peer, peer.why);
-  needs_.lost_rails.settle_all(peer, peer.why);
-  needs_.outbox.drop_messages(peer);
-  needs_.inbox.peer_down(peer);
-  if (needs_.staging != nullptr) needs_.staging->peer_down(peer.id());
+  core_.transfers.stop_waiting(peer, peer.why);
+  core_.other_routes.stop_waiting(peer, peer.why);
+  core_.lost_rails.settle_all(peer, peer.why);
+  core_.outbox.drop_messages(peer);
+  core_.inbox.peer_down(peer);
+  if (core_.staging != nullptr) core_.staging->peer_down(peer.id());
   peer.arrivals = {};
   peer.fenced = {};
   peer.back = {};
   peer.around = {};
   peer.counted = {};
-  needs_.inbox.push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
+  core_.inbox.push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
 void Sessions::close_rails(Peer& peer, const absl::Status& why) {
   while (!peer.rails.empty()) {
     const size_t before = peer.rails.size();
-    peer.rails.back().rail->close(why, needs_.sink);
+    peer.rails.back().rail->close(why, core_);
     if (peer.rails.size() == before) {  // it will report later: do not wait for it
-      needs_.closing.free_later(std::move(peer.rails.back().rail));
+      core_.closing.free_later(std::move(peer.rails.back().rail));
       peer.rails.pop_back();
     }
   }
@@ -225,8 +225,8 @@ void Sessions::disconnect(Peer& peer, const absl::Status& why) {
 
 // May reuse the row of a peer that is down; that peer is then forgotten.
 Peer* Sessions::add_peer() {
-  Peer* peer = needs_.peers.add();
-  if (peer != nullptr && peer->generation > 1) needs_.inbox.forget_events(*peer);
+  Peer* peer = core_.peers.add();
+  if (peer != nullptr && peer->generation > 1) core_.inbox.forget_events(*peer);
   return peer;
 }
 
@@ -261,8 +261,8 @@ std::string Sessions::explain(const Peer& peer) const {
   if (!peer.rail_lost.empty()) {
     notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
   }
-  if (needs_.staging != nullptr) {
-    if (std::string staged = needs_.staging->explain(peer.id()); !staged.empty())
+  if (core_.staging != nullptr) {
+    if (std::string staged = core_.staging->explain(peer.id()); !staged.empty())
       notes.push_back(std::move(staged));
   }
   std::string out = absl::StrCat(peer.name, ": ", absl::StrJoin(routes, " + "));

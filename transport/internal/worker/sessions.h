@@ -11,33 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "transport/internal/worker/inbox.h"
-#include "transport/internal/worker/lost_rails.h"
-#include "transport/internal/worker/other_routes.h"
+#include "transport/internal/tables/peer_table.h"
+#include "transport/worker.h"
 
 namespace baton::internal {
 
+class WorkerCore;
+
 class Sessions {
  public:
-  // All outlive this.
-  struct Needs {
-    const Clock& clock;
-    const HelloInfo& self;
-    PeerTable& peers;
-    WorkerStats& stats;
-    EventSink& sink;
-    Wakeups& wakeups;
-    ClosingRails& closing;
-    ControlOutbox& outbox;
-    Inbox& inbox;
-    Dispatcher& dispatcher;
-    Transfers& transfers;
-    LostRails& lost_rails;
-    Routes& routes;
-    OtherRoutes& other_routes;
-    std::unique_ptr<Staging>& staging;
-  };
-  explicit Sessions(const Needs& needs) : needs_(needs) {}
+  explicit Sessions(WorkerCore& core) : core_(core) {}
   // How long a lost peer is called again, and how long its answers may take.
   void start(Time redial, Time patience);
 
@@ -82,7 +65,7 @@ class Sessions {
   void give_up_parting(Peer& peer);
   void note_parted(Peer& peer, const absl::Status& why);
 
-  const Needs needs_;
+  WorkerCore& core_;
   std::vector<Timed> timers_;                // heap, earliest first; some are out of date
   std::vector<PeerId> parting_;              // that one side has asked to part with
   Time redial_{};                            // peer.redial_ms

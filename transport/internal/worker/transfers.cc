@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton::internal {
 namespace {
@@ -37,14 +38,14 @@ bool is_plain(const TransferRequest& request) {
 
 }  // namespace
 
-Transfers::Transfers(const Needs& needs) : needs_(needs), order_(needs.slots.capacity()) {
-  deadlines_.reserve(2 * size_t{needs.slots.capacity()} + 1);
-  stopped_.reserve(needs.slots.capacity());
+Transfers::Transfers(WorkerCore& core) : core_(core), order_(core.slots.capacity()) {
+  deadlines_.reserve(2 * size_t{core.slots.capacity()} + 1);
+  stopped_.reserve(core.slots.capacity());
 }
 
 void Transfers::look_for_cancels() {
   cancels_.store(true);
-  needs_.wakeups.wake();
+  core_.wakeups.wake();
 }
 
 absl::Status Transfers::check(const TransferRequest& request) const {
@@ -55,7 +56,7 @@ absl::Status Transfers::check(const TransferRequest& request) const {
   if (request.peer.generation == 0) {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }
-  if (!needs_.peers.knows(request.peer)) {
+  if (!core_.peers.knows(request.peer)) {
     return absl::NotFoundError("the peer is gone: connect again and use the new PeerId");
   }
   const size_t bytes = request.local_layout.bytes();
@@ -112,18 +113,18 @@ absl::StatusOr<TransferId> Transfers::submit(const TransferRequest& request) {
   if (id.generation == 0) return no_slot(request);
   const bool ordered = StreamOrder::wanted(request);
   if (ordered) {
-    const Time deadline = base::deadline_after(needs_.clock.now(), request.timeout);
+    const Time deadline = base::deadline_after(core_.clock.now(), request.timeout);
     if (absl::Status status = order_.begin(id, request, deadline); !status.ok()) {
-      needs_.slots.give_back(id);
-      needs_.peers.share(request.peer).give_back(!request.notify.empty());
+      core_.slots.give_back(id);
+      core_.peers.share(request.peer).give_back(!request.notify.empty());
       return status;
     }
-    needs_.slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
+    core_.slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
   }
   fill(id, request);
   if (ordered || !post_at_once(id.slot)) {
-    needs_.slots.push(id);
-    needs_.wakeups.wake();
+    core_.slots.push(id);
+    core_.wakeups.wake();
   }
   return id;
 }
@@ -131,18 +132,18 @@ absl::StatusOr<TransferId> Transfers::submit(const TransferRequest& request) {
 // Generation 0: no free slot, or none for this peer.
 TransferId Transfers::take_slot(const TransferRequest& request) {
   const bool notifies = !request.notify.empty();
-  PeerShare& share = needs_.peers.share(request.peer);
-  const TransferId id = needs_.slots.acquire(share.take(notifies), notifies);
+  PeerShare& share = core_.peers.share(request.peer);
+  const TransferId id = core_.slots.acquire(share.take(notifies), notifies);
   if (id.generation == 0) share.give_back(notifies);
   return id;
 }
 
 // The error says which peers have the slots: mostly not the one asked for.
 absl::Status Transfers::no_slot(const TransferRequest& request) {
-  const uint32_t capacity = needs_.slots.capacity();
-  const uint32_t free = needs_.slots.free();
-  const PeerShare::Open open = needs_.peers.share(request.peer).open();
-  const PeerTable::Usage usage = needs_.peers.usage();
+  const uint32_t capacity = core_.slots.capacity();
+  const uint32_t free = core_.slots.free();
+  const PeerShare::Open open = core_.peers.share(request.peer).open();
+  const PeerTable::Usage usage = core_.peers.usage();
   // The worker's own words to its peers may have some too, for a moment.
   const uint64_t taken = capacity - free;
   const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
@@ -154,7 +155,7 @@ absl::Status Transfers::no_slot(const TransferRequest& request) {
     const std::string with = usage.most == 0
                                  ? ""
                                  : absl::StrFormat(" (the peer with most, \"%s\", has %u)",
-                                                   needs_.peers.name(usage.peer), usage.most);
+                                                   core_.peers.name(usage.peer), usage.most);
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u transfers are in use: %u have not ended%s%s. %s", capacity,
                         usage.open, with, and_ended, kWhatToDo));
@@ -162,18 +163,18 @@ absl::Status Transfers::no_slot(const TransferRequest& request) {
   const bool notifications =
       !request.notify.empty() && PeerShare::leaves_room(open, false, free, capacity);
   std::string_view why = notifications ? "They wait until what is there has been read. " : "";
-  const PeerState state = needs_.peers.state(request.peer);
+  const PeerState state = core_.peers.state(request.peer);
   if (state == PeerState::kConnecting) why = "It is not connected yet. ";
   if (state == PeerState::kReconnecting) why = "It was lost, and is called again. ";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "peer \"%s\" has its share of the %u transfers, the rest is for other work: %u %s have not "
       "ended%s. %s%s",
-      needs_.peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
+      core_.peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
       notifications ? "with notifications" : "of its", and_ended, why, kWhatToDo));
 }
 
 void Transfers::fill(TransferId id, const TransferRequest& request) {
-  TransferSlot& slot = needs_.slots[id.slot];
+  TransferSlot& slot = core_.slots[id.slot];
   TransferDescriptor& d = slot.descriptor;
   d.id = id;
   d.op = request.op;
@@ -196,9 +197,8 @@ void Transfers::fill(TransferId id, const TransferRequest& request) {
   slot.peer = request.peer;
   slot.local = request.local;
   // The clock costs a small message more than all else here.
-  slot.deadline = request.timeout == kNever
-                      ? kNever
-                      : base::deadline_after(needs_.clock.now(), request.timeout);
+  slot.deadline =
+      request.timeout == kNever ? kNever : base::deadline_after(core_.clock.now(), request.timeout);
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;
@@ -212,7 +212,7 @@ void Transfers::fill(TransferId id, const TransferRequest& request) {
 TransferId Transfers::submit_promptly(const TransferRequest& request) {
   constexpr TransferId kNotHere{};
   if (!may_post_here() || !is_plain(request)) return kNotHere;
-  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  const std::unique_lock lock(core_.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return kNotHere;
   Peer* const peer = peer_without_queue(request.peer);
   if (peer == nullptr || peer->parting || request.remote.owner != peer->uid ||
@@ -225,10 +225,10 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
   if (rail.prompt == nullptr) return kNotHere;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return kNotHere;
-  TransferSlot& slot = needs_.slots[id.slot];
+  TransferSlot& slot = core_.slots[id.slot];
   if (!rail.prompt->post_promptly(request, slot.descriptor)) {
-    needs_.slots.give_back(id);
-    needs_.peers.share(request.peer).give_back(false);
+    core_.slots.give_back(id);
+    core_.peers.share(request.peer).give_back(false);
     return kNotHere;
   }
   // It is on its way: what follows delays nothing.
@@ -242,10 +242,10 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
   ++peer->open;
   peer->turns.small_went(slot.descriptor.bytes, peer->bulk.head != kNone);
   rail.took(slot.descriptor.bytes);
-  ++needs_.stats.open_transfers;
-  ++needs_.stats.slices_posted;
+  ++core_.stats.open_transfers;
+  ++core_.stats.slices_posted;
   // A sleeping thread must take the new timer into account.
-  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
+  if (core_.wakeups.sleeping()) core_.wakeups.wake();
   return id;
 }
 
@@ -253,10 +253,10 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
 // thread drives the worker: this is the first half of a round of progress for one transfer. A
 // thread that holds the lock is about to make a round itself.
 bool Transfers::post_at_once(uint32_t index) {
-  if (!may_post_here() || needs_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
-  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  if (!may_post_here() || core_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
+  const std::unique_lock lock(core_.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return false;
-  Peer* const peer = peer_without_queue(needs_.slots[index].peer);
+  Peer* const peer = peer_without_queue(core_.slots[index].peer);
   if (peer == nullptr ||
       !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const RailState& state) {
         if (state.rank < peer->rails.front().rank) return true;  // not in use
@@ -265,9 +265,9 @@ bool Transfers::post_at_once(uint32_t index) {
     return false;
   }
   activate(index);
-  needs_.dispatcher.pump_urgent(*peer);
+  core_.dispatcher.pump_urgent(*peer);
   // A sleeping thread must see new timers, and transfers that ended at once.
-  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
+  if (core_.wakeups.sleeping()) core_.wakeups.wake();
   return true;
 }
 
@@ -279,14 +279,14 @@ bool Transfers::may_post_here() const {
 
 // The peer, if it is up and nothing waits in front of a small transfer to it.
 Peer* Transfers::peer_without_queue(PeerId id) {
-  Peer* const peer = needs_.slots.has_submitted() ? nullptr : needs_.peers.find(id);
+  Peer* const peer = core_.slots.has_submitted() ? nullptr : core_.peers.find(id);
   const bool quiet = peer != nullptr && peer->state == PeerState::kUp && !peer->rails.empty() &&
                      peer->urgent.head == kNone && !peer->turns.large_is_due();
   return quiet ? peer : nullptr;
 }
 
 absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, Op op) {
-  absl::StatusOr<RegionEntry*> entry = needs_.regions.find(region);
+  absl::StatusOr<RegionEntry*> entry = core_.regions.find(region);
   if (entry.ok() && op == Op::kRead && !(*entry)->writable) {
     entry = absl::InvalidArgumentError(
         "a read into memory that was mapped read-only when it was registered: map it with "
@@ -297,12 +297,12 @@ absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, 
 
 bool Transfers::take_submissions() {
   bool any = false;
-  for (; needs_.slots.has_submitted(); any = true) activate(needs_.slots.pop_submitted());
+  for (; core_.slots.has_submitted(); any = true) activate(core_.slots.pop_submitted());
   return any;
 }
 
 bool Transfers::flush_control_messages() {
-  for (uint32_t index; (index = needs_.outbox.next()) != kNone;) activate(index);
+  for (uint32_t index; (index = core_.outbox.next()) != kNone;) activate(index);
   return true;
 }
 
@@ -322,9 +322,9 @@ void Transfers::begin(TransferSlot& slot) {
 void Transfers::note_deadline(const TransferSlot& slot) {
   if (slot.deadline == kNever) return;
   // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
-  if (deadlines_.size() >= 2 * needs_.slots.capacity()) {
+  if (deadlines_.size() >= 2 * core_.slots.capacity()) {
     std::erase_if(deadlines_, [this](const auto& entry) {
-      const TransferSlot* other = needs_.slots.find(entry.second);
+      const TransferSlot* other = core_.slots.find(entry.second);
       return other == nullptr || ended(TransferSlots::state_of(other->word.load()));
     });
     std::make_heap(deadlines_.begin(), deadlines_.end(), kLater);
@@ -334,12 +334,12 @@ void Transfers::note_deadline(const TransferSlot& slot) {
 }
 
 void Transfers::activate(uint32_t index) {
-  TransferSlot& slot = needs_.slots[index];
+  TransferSlot& slot = core_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   begin(slot);
-  if (!slot.control) ++needs_.stats.open_transfers;
+  if (!slot.control) ++core_.stats.open_transfers;
 
-  Peer* peer = needs_.peers.find(slot.peer);
+  Peer* peer = core_.peers.find(slot.peer);
   if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
@@ -364,26 +364,26 @@ void Transfers::activate(uint32_t index) {
 
 // Behind the others that may begin.
 void Transfers::line_up(Peer& peer, uint32_t index) {
-  TransferSlot& slot = needs_.slots[index];
+  TransferSlot& slot = core_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   if (!d.notify.empty() && !slot.control) {
     const uint64_t cost = d.notify.size() + kNotificationCost;
     slot.held = peer.held.head != kNone || peer.credit < cost;
     if (!slot.held) peer.credit -= slot.credit = cost;
   }
-  needs_.dispatcher.enqueue(peer, index);
+  core_.dispatcher.enqueue(peer, index);
 }
 
 bool Transfers::look_at_streams() {
   const size_t before = standing_aside_.size();
-  const Time now = needs_.clock.now();
+  const Time now = core_.clock.now();
   std::erase_if(standing_aside_, [&](TransferId id) {
-    TransferSlot* slot = needs_.slots.find(id);
+    TransferSlot* slot = core_.slots.find(id);
     if (slot == nullptr || slot->verdict != TransferState::kActive) return true;  // stopped
     std::optional<absl::Status> may = order_.may_begin(id, now);
     if (!may.has_value()) return false;
     if (may->ok()) {
-      line_up(*needs_.peers.find(slot->peer), id.slot);  // a peer that goes down stops its own
+      line_up(*core_.peers.find(slot->peer), id.slot);  // a peer that goes down stops its own
     } else {
       stop(id.slot, TransferState::kFailed, *std::move(may));
     }

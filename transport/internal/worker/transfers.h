@@ -3,40 +3,22 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "transport/internal/stream_order.h"
 #include "transport/internal/tables/peer_table.h"
 #include "transport/internal/tables/transfer_slots.h"
-#include "transport/internal/worker/control_outbox.h"
-#include "transport/internal/worker/dispatcher.h"
-#include "transport/internal/worker/progress_lock.h"
-#include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 
 namespace baton::internal {
 
+class WorkerCore;
+
 // Under the worker's lock, except what is marked lock-free.
 class Transfers {
  public:
-  // All outlive this.
-  struct Needs {
-    const Clock& clock;
-    ProgressLock& mutex;
-    RegionTable& regions;
-    TransferSlots& slots;
-    PeerTable& peers;
-    WorkerStats& stats;
-    EventSink& sink;
-    Wakeups& wakeups;
-    ControlOutbox& outbox;
-    Dispatcher& dispatcher;
-    LostRails& lost_rails;
-    std::unique_ptr<Staging>& staging;
-  };
-  explicit Transfers(const Needs& needs);
+  explicit Transfers(WorkerCore& core);
 
   // --- lock-free ---
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
@@ -88,7 +70,7 @@ class Transfers {
   void line_up(Peer& peer, uint32_t index);
   void on_control_message_failed(Peer& peer, const TransferSlot& slot);
 
-  const Needs needs_;
+  WorkerCore& core_;
   StreamOrder order_;
   std::atomic<bool> cancels_{false};
   std::atomic<bool> prompt_rails_{false};   // there has been a PromptRail
