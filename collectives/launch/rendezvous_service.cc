@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/durations.h"
 #include "transport/clock.h"
 #include "transport/net/acceptor.h"
 #include "transport/net/admission.h"
@@ -20,18 +21,10 @@ using net::Acceptor;
 
 constexpr Time kHandshakeTime = std::chrono::seconds(5);
 
-int milliseconds_until(Time until, Time now) {
-  if (until == kNever) return -1;
-  if (until <= now) return 0;
-  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-  return static_cast<int>(std::min<int64_t>(ms, 1 << 30));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
-    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
-    const std::string& advertise) {
+    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks) {
   if (ranks > kMostRanks) {
     return absl::InvalidArgumentError(
         absl::StrCat("a rendezvous of ", ranks, " ranks: there can be ", kMostRanks, " at most"));
@@ -47,7 +40,7 @@ absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
   std::unique_ptr<RendezvousService> service(
       new RendezvousService(key, *listener, *std::move(poller), ranks));
   // The port that BATON_ADVERTISE may name leads to a worker.
-  auto told = net::advertised_as(advertise, *listener, advertise.empty());
+  auto told = net::advertised_as("", *listener, true);
   if (!told.ok()) return told.status();
   service->address_ = *std::move(told);
   absl::Status watched = service->poller_->add(*listener, EPOLLIN, service->listener_watch_);
@@ -75,7 +68,8 @@ void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
   }
   polled_.assign(others.begin(), others.end());
   polled_.push_back({.fd = poller_->fd(), .events = POLLIN, .revents = 0});
-  const int ready = ::poll(polled_.data(), polled_.size(), milliseconds_until(until, now));
+  const timespec left = base::to_timespec(std::max(Time::zero(), until - now));
+  const int ready = ::ppoll(polled_.data(), polled_.size(), &left, nullptr);
   for (size_t i = 0; i < others.size(); ++i) others[i].revents = ready > 0 ? polled_[i].revents : 0;
   poller_->poll();
 

@@ -25,9 +25,9 @@ namespace baton::launch {
 class RendezvousService {
  public:
   // Arguments as of RendezvousServer::start.
-  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(
-      const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
-      const std::string& advertise = "");
+  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(const ClusterKey& key,
+                                                                   const std::string& host,
+                                                                   uint16_t port, uint32_t ranks);
   ~RendezvousService();
   // "host:port", or several of them with commas between.
   const std::string& address() const { return address_; }
