@@ -258,7 +258,7 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
       check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
   if (!status.ok()) return status;
   if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
-  auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
+  auto staged = fetch(needs_.devices.stage_blocks(in, send, out, receive, size_of(type)),
                       Collective::kAllToAll, call_options, lock);
   if (!staged.ok()) return staged.status();
   auto work = needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,

@@ -29,7 +29,6 @@ CommunicatorOptions options_of(GroupOptions options) {
 
 }  // namespace collectives::internal
 
-using collectives::internal::Calibration;
 using collectives::internal::CallStarter;
 using collectives::internal::CallTable;
 using collectives::internal::ControlMessage;
@@ -208,38 +207,9 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
 }
 
 absl::Status Communicator::Impl::calibrate() {
-  const auto wait = [this](const absl::StatusOr<Work>& work) {
-    return work.ok() ? driver->wait(*work) : work.status();
-  };
-  Calibration with;
-  with.rank = mesh.rank();
-  with.ranks = mesh.ranks();
-  with.node_size = mesh.node_size();
-  with.slot_bytes = options.slot_bytes;
-  with.shares_cores = mesh.crowded();
-  with.memory = &mesh.memory();
-  with.clock = &mesh.worker().clock();
-  with.exchange = [&](bool sends, std::byte* data, size_t bytes, uint32_t other) {
-    return wait(starter->begin_point_to_point(sends, data, bytes, DataType::kU8,
-                                              static_cast<int>(other), CallOptions{}));
-  };
-  with.sum = [&](Algorithm algorithm) {
-    std::array<float, 2> data{};
-    CallOptions plain;
-    plain.algorithm = algorithm;
-    plain.ordered = false;
-    return wait(starter->begin({Collective::kAllReduce, data.data(), data.data(), data.size(),
-                                DataType::kF32, ReduceOp::kSum, 0, &plain}));
-  };
-  with.gather = [&](const std::string& mine, char* all) {
-    CallOptions plain;
-    // Recursive doubling uses only links that are connected already.
-    plain.algorithm = Algorithm::kRecursiveDoubling;
-    return wait(starter->begin({Collective::kAllGather, mine.data(), all, mine.size(),
-                                DataType::kU8, ReduceOp::kSum, 0, &plain}));
-  };
   const Time started = mesh.now();
-  auto cost = collectives::internal::measure_costs(with, tuner->parameters());
+  const auto cost = collectives::internal::measure_costs(mesh, *starter, *driver,
+                                                         options.slot_bytes, tuner->parameters());
   if (!cost.ok()) return cost.status();
   tuner->set_parameters(cost->parameters, mesh.now() - started);
   executor->set_stream_over_read(cost->stream_over_read);
