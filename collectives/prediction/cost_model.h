@@ -99,8 +99,8 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
 // values (negative, infinite) are ignored; a field without valid values gets its default.
 CostParameters agree(absl::Span<const CostParameters> measured);
 
-// For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else and
-// for values that are no costs.
+// For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else;
+// agree() sorts out values that are no costs.
 inline constexpr size_t kEncodedCostBytes = 64;
 std::string encode(const CostParameters& parameters);
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);

@@ -165,7 +165,6 @@ struct Branch {
   };
   std::vector<Child> children;  // in the order in which their data should come
 };
-Branch chain_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 Branch binomial_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 Branch binary_branch(uint32_t ranks, uint32_t root, uint32_t rank, uint32_t channel);
 Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank);
