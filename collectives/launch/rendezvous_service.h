@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "collectives/launch/gathering.h"
-#include "collectives/launch/rank_connection.h"
 #include "transport/base/unique_fd.h"
 #include "transport/identity.h"
 #include "transport/net/endpoint.h"
@@ -20,6 +19,8 @@
 #include "transport/net/poller.h"
 
 namespace baton::launch {
+
+class RankConnection;
 
 // One thread at a time.
 class RendezvousService {
