@@ -121,11 +121,10 @@ absl::StatusOr<Work> CallStarter::choose(const Request& request, bool in_place,
                                          DeviceCalls::StagedPtr staged, bool on_device, Lock& lock,
                                          Tuner::Entry* entry) {
   if (entry == nullptr) {
-    const absl::StatusOr<Tuner::Entry*> found = needs_.tuner.entry_of(
-        shape_of(request), {.has_algorithm = request.options->algorithm.has_value(),
-                            .algorithm = request.options->algorithm.value_or(Algorithm::kRing),
-                            .channels = request.options->channels,
-                            .chunk_bytes = request.options->chunk_bytes});
+    const absl::StatusOr<Tuner::Entry*> found =
+        needs_.tuner.entry_of(shape_of(request), {.algorithm = request.options->algorithm,
+                                                  .channels = request.options->channels,
+                                                  .chunk_bytes = request.options->chunk_bytes});
     if (!found.ok()) return found.status();
     entry = *found;
     last_ = kind_of(request);
@@ -208,8 +207,8 @@ absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
                         0,
                         &plain};
   last_ = Kind{};
-  absl::StatusOr<Tuner::Entry*> own = needs_.tuner.entry_of(
-      shape_of(request), {.has_algorithm = true, .algorithm = Algorithm::kRecursiveDoubling});
+  absl::StatusOr<Tuner::Entry*> own =
+      needs_.tuner.entry_of(shape_of(request), {.algorithm = Algorithm::kRecursiveDoubling});
   absl::StatusOr<Work> work =
       own.ok() ? start(request, **own, true) : absl::StatusOr<Work>(own.status());
   needs_.tuner.vote_began(entry, work.ok() ? *work : Work{});

@@ -90,14 +90,14 @@ void CostModel::set_parameters(const CostParameters& parameters) {
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                                                           const Override& fixed) const {
   std::vector<Algorithm> algorithms = schedules::algorithms_for(call.collective, call.ordered);
-  if (fixed.has_algorithm) algorithms = {fixed.algorithm};
+  if (fixed.algorithm) algorithms = {*fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(
       absl::StrFormat("%s runs by no schedule", std::string(name_of(call.collective))));
   for (Algorithm algorithm : algorithms) {
     const bool hierarchical = algorithm == Algorithm::kHierarchical;
     const uint32_t node_size = parameters_.node_size;
-    if (hierarchical && !fixed.has_algorithm && (node_size == 1 || node_size >= call.ranks)) {
+    if (hierarchical && !fixed.algorithm && (node_size == 1 || node_size >= call.ranks)) {
       continue;  // no hierarchy
     }
     for (uint32_t channels : {1u, 2u}) {

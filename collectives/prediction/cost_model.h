@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,8 +51,7 @@ struct Choice {
 
 // Choices that the caller fixes; the model makes the others.
 struct Override {
-  bool has_algorithm = false;
-  Algorithm algorithm = Algorithm::kRing;
+  std::optional<Algorithm> algorithm = std::nullopt;
   uint32_t channels = 0;   // 0: choose
   size_t chunk_bytes = 0;  // of one message, at most; 0: choose
   bool operator==(const Override&) const = default;

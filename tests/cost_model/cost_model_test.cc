@@ -90,8 +90,7 @@ TEST(CostModel, NodesWithSlowLinksBetweenThemMakeAHierarchy) {
 TEST(CostModel, TakesWhatTheCallerFixes) {
   const CostModel model = flat_model();
   const CallShape call{.ranks = 8, .bytes = 64 << 20};
-  const auto ring =
-      model.candidates(call, {.has_algorithm = true, .algorithm = Algorithm::kTree, .channels = 2});
+  const auto ring = model.candidates(call, {.algorithm = Algorithm::kTree, .channels = 2});
   ASSERT_TRUE(ring.ok()) << ring.status();
   for (const Choice& choice : *ring) {
     EXPECT_EQ(choice.spec.algorithm, Algorithm::kTree);
@@ -145,7 +144,7 @@ TEST(CostModel, DoesNotDependOnItsPast) {
 
 TEST(CostModel, RefusesWhatDoesNotExist) {
   const CostModel model = flat_model();
-  const Override ring{.has_algorithm = true, .algorithm = Algorithm::kRing};
+  const Override ring{.algorithm = Algorithm::kRing};
   const auto refused = model.choose({.collective = Collective::kAllToAll, .ranks = 4}, ring);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("direct"));
