@@ -3,7 +3,6 @@
 
 #include "tests/sim/cluster.h"
 #include "tests/test.h"
-#include "tests/transport/fading_memory.h"
 
 namespace baton::sim {
 namespace {
@@ -11,7 +10,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
@@ -29,49 +27,6 @@ TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
     }
   }
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
-}
-
-TEST(SimFabric, MemoryThatIsGoneEndsItsTransfer) {
-  SimCluster cluster({}, 1 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  const FadingMemory near(64 << 10, Fading::kUnmapped), far(64 << 10, Fading::kTruncated);
-  const auto region = cluster.worker(0).register_memory(near.data, near.size);
-  const auto theirs = cluster.worker(1).register_memory(far.data, far.size);
-  ASSERT_TRUE(region.ok() && theirs.ok());
-  near.fade();
-  far.fade();
-  for (Op op : {Op::kWrite, Op::kRead}) {
-    TransferRequest ours = cluster.request(op, 0, peer, 1, 40'000);
-    ours.local = *region;
-    TransferRequest there = cluster.request(op, 0, peer, 1, 40'000);
-    there.remote = *cluster.worker(1).remote_region(*theirs);
-    for (const TransferRequest& request : {ours, there}) {
-      const auto id = cluster.worker(0).submit(request);
-      ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
-      EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kFailed);
-      EXPECT_THAT(std::string(cluster.worker(0).status(*id).message()),
-                  HasSubstr("no longer mapped"));
-    }
-  }
-  const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 40'000));
-  ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
-  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
-}
-
-TEST(SimFabric, TimersOfTheWorkerEndOnTime) {
-  SimCluster cluster({.link = {.bytes_per_second = 1e6}, .queue_depth = 1, .slice_bytes = 1000},
-                     1 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  TransferRequest request = cluster.request(Op::kWrite, 0, peer, 1, 1 << 20);
-  request.timeout = milliseconds(20);
-  const Time start = cluster.fabric.clock().now();
-  auto id = cluster.worker(0).submit(request);
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kDeadline);
-  // The slice on the wire cannot be called back: it takes at most its millisecond.
-  EXPECT_GE(cluster.fabric.clock().now() - start, milliseconds(20));
-  EXPECT_LE(cluster.fabric.clock().now() - start, milliseconds(22));
 }
 
 // Some traffic in bad conditions; returns what identifies the run.
