@@ -48,7 +48,6 @@ struct ForkOptions {
   bool restart = false;  // start a rank that died anew, with the next generation
   int max_restarts = 3;  // of each rank within `restart_period`
   Time restart_period = std::chrono::hours(1);
-  bool prefix_output = false;            // put "[rank] " before every line of a rank's output
   Time grace = std::chrono::seconds(5);  // for the others to end by themselves after a failure
   std::optional<ClusterKey> key;         // of the rendezvous; default: ClusterKey::for_this_user()
 };

@@ -40,12 +40,10 @@ inline constexpr uint32_t kCollectivesVersion = 8;
 class RendezvousServer {
  public:
   // `host`: "" for loopback only, "*" for every interface. Port 0: any free one. Ranks 0: as many
-  // as the first rank to come expects. `advertise`: address() returns this instead, if ranks reach
-  // the server by an address that is not this machine's (WorkerOptions::advertise).
+  // as the first rank to come expects.
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
-                                                                 uint16_t port, uint32_t ranks,
-                                                                 const std::string& advertise = "");
+                                                                 uint16_t port, uint32_t ranks);
   // Listens so that all ranks reach it at `rendezvous` ("host:port", or several of one port with
   // commas between): on loopback alone if that is a loopback address, else on every interface.
   // AlreadyExists: another process has the port.

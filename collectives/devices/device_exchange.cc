@@ -4,12 +4,10 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 
 namespace baton::collectives::devices {
 namespace {
@@ -24,8 +22,6 @@ constexpr size_t kFirstSum = VectorSums::kSlots - DeviceExchange::kSlots;
 static_assert(kFirstSum >= executor::kLanes, "the executor's lanes have the first slots");
 static_assert(2 * DeviceExchange::kSlots <= baton::internal::DeviceCopies::kSlots);
 
-// The time of a transfer besides its copy.
-constexpr double kGuessedStart = 20e-6;
 constexpr size_t kOfferBytes =
     RemoteRegion::kEncodedBytes + 3 * DeviceExchange::kSlots * RemoteCounter::kEncodedBytes;
 
@@ -441,33 +437,6 @@ void DeviceExchange::stop() {
     piece.stage = Stage::kFree;
   }
   jobs_.clear();
-}
-
-double DeviceExchange::predicted(const Call& call) const {
-  const size_t element = call.geometry.element_bytes;
-  const size_t bytes = call.geometry.count * element;
-  if (const double seen = seen_[std::bit_width(bytes) % seen_.size()]; seen != 0) {
-    return seen * static_cast<double>(bytes);
-  }
-  Call copy = call;
-  const Job job = job_of(copy);
-  const size_t part = std::min(job.part_elements, call.geometry.count) * element;
-  const std::vector<VectorSum::Source> sources(ranks_, {slab_->data(), true});
-  const double sum = sums_.seconds({.element = executor::element_of(call.type),
-                                    .count = part / element,
-                                    .sources = sources,
-                                    .target = slab_->data(),
-                                    .target_on_device = true});
-  const double transfer = kGuessedStart + copies_->seconds((ranks_ - 1) * part);
-  const double piece =
-      copies_->seconds((ranks_ - 1) * part) + 2 * transfer + sum + copies_->seconds(ranks_ * part);
-  const size_t rounds = (job.pieces + kSlots - 1) / kSlots;
-  return piece * static_cast<double>(rounds);
-}
-
-void DeviceExchange::took(const Call& call, double seconds) {
-  const size_t bytes = call.geometry.count * call.geometry.element_bytes;
-  seen_[std::bit_width(bytes) % seen_.size()] = seconds / static_cast<double>(bytes);
 }
 
 }  // namespace baton::collectives::devices

@@ -71,10 +71,6 @@ class DeviceExchange {
   // Nothing of any call touches memory any more when it returns.
   void stop();
 
-  // In seconds: as the last call of about this size, or else by what copies and sums cost.
-  double predicted(const executor::Call& call) const;
-  void took(const executor::Call& call, double seconds);
-
  private:
   enum class Stage : uint8_t {
     kFree,
@@ -150,8 +146,7 @@ class DeviceExchange {
   std::vector<RemoteRegion> theirs_;  // generation 0: not told yet
   std::array<Piece, kSlots> pieces_;
   std::deque<Job> jobs_;
-  uint64_t next_ = 0;              // piece of all pieces ever
-  std::array<double, 64> seen_{};  // seconds of a byte in the last call of so many bits; 0: none
+  uint64_t next_ = 0;  // piece of all pieces ever
   std::vector<baton::internal::DeviceRun> runs_;
   std::vector<baton::internal::VectorSum::Source> sources_;
   std::mutex mutex_;      // transfers end on whatever thread drives the worker

@@ -100,9 +100,7 @@ SumPrices DeviceSums::prices(const std::vector<PreparedProgram>& programs, const
     const size_t times = (pieces - channel + programs.size() - 1) / programs.size();
     for (const Step& step : programs[channel].steps) {
       const bool fold = step.kind == Step::Kind::kFold;
-      if (!fold && step.kind != Step::Kind::kReceiveReduce && step.kind != Step::Kind::kReduce) {
-        continue;
-      }
+      if (!fold && step.kind != Step::Kind::kReceiveReduce) continue;
       sources_.assign(fold ? in_place.size() : 2, {});
       if (fold && input_on_device) sources_.front().on_device = true;
       if (step.kind == Step::Kind::kReceiveReduce && in_place[step.peer]) {

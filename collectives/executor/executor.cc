@@ -342,11 +342,6 @@ Executor::Turn Executor::run_step(Lane& lane) {
       streams(lane, target.total()) ? copy_streamed(target, source) : copy(target, source);
       return Turn::kMoved;
     }
-    case Step::Kind::kReduce: {
-      if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
-      const Segments target = locate(lane, step.target, step.parts);
-      return combine(lane, step, target, target, locate(lane, step.source, step.parts));
-    }
     case Step::Kind::kFold:
       if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
       return fold_step(lane, step);

@@ -38,8 +38,6 @@ std::string_view name_of(FlightEvent::Kind kind) {
       return "send";
     case FlightEvent::Kind::kReceive:
       return "receive";
-    case FlightEvent::Kind::kWait:
-      return "wait";
     case FlightEvent::Kind::kPeerLost:
       return "lost";
     case FlightEvent::Kind::kAbort:
@@ -54,7 +52,6 @@ std::string_view arrow_of(FlightEvent::Kind kind) {
     case FlightEvent::Kind::kSend:
       return "->";
     case FlightEvent::Kind::kReceive:
-    case FlightEvent::Kind::kWait:
       return "<-";
     default:
       return "of";
@@ -62,8 +59,7 @@ std::string_view arrow_of(FlightEvent::Kind kind) {
 }
 
 bool of_a_chunk(FlightEvent::Kind kind) {
-  return kind == FlightEvent::Kind::kSend || kind == FlightEvent::Kind::kReceive ||
-         kind == FlightEvent::Kind::kWait;
+  return kind == FlightEvent::Kind::kSend || kind == FlightEvent::Kind::kReceive;
 }
 
 std::string human_bytes(uint64_t bytes) {

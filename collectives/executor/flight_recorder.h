@@ -19,7 +19,6 @@ struct FlightEvent {
     kCallEnd,    // status: absl code
     kSend,       // a chunk handed to the link
     kReceive,    // a chunk combined or copied
-    kWait,       // a lane has waited for this peer for a while
     kPeerLost,
     kAbort,
   };

@@ -5,10 +5,6 @@
 
 namespace baton::collectives::executor {
 
-absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker) {
-  return create(worker, Limits{});
-}
-
 absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Limits& limits) {
   absl::StatusOr<std::unique_ptr<MemoryPool>> pool =
       MemoryPool::create(worker, {.slab_bytes = limits.slab_bytes});

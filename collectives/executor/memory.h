@@ -28,7 +28,6 @@ class Memory {
   };
 
   static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker, const Limits& limits);
-  static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker);
   ~Memory();
 
   // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.

@@ -44,9 +44,6 @@ class Ranges {
             Range{BufferName::kScratch, step.source.part, step.source.part + scratch_parts_},
             at({BufferName::kInput, step.target.part}, 1)};  // our own contribution
         break;
-      case Step::Kind::kReduce:
-        touched.read = {source, target};
-        break;
       default:
         touched.read[0] = source;
     }

@@ -2,7 +2,9 @@
 #include "collectives/internal/calibrate.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "collectives/prediction/cost_model_shape.h"
@@ -36,37 +38,59 @@ uint32_t partner_of(uint32_t rank, uint32_t ranks, uint32_t distance) {
 
 class Measurement {
  public:
-  Measurement(const Calibration& with, std::byte* data) : with_(with), data_(data) {}
+  Measurement(Mesh& mesh, CallStarter& calls, Driver& driver, size_t slot_bytes, std::byte* data)
+      : mesh_(mesh),
+        calls_(calls),
+        driver_(driver),
+        rank_(mesh.rank()),
+        ranks_(mesh.ranks()),
+        slot_bytes_(slot_bytes),
+        data_(data) {}
 
+  absl::Status measure(const CostParameters& before, MeasuredCosts& out) {
+    CostParameters cost = before;
+    absl::Status status = ranks_ > 1 ? links(cost) : absl::OkStatus();
+    if (status.ok() && ranks_ > 2) status = shared_step(cost);
+    if (!status.ok()) return status;
+    const absl::StatusOr<bool> streams = stream_over_read();
+    if (!streams.ok()) return streams.status();
+    out.stream_over_read = *streams;
+    cost.gamma = seconds_per_reduced_byte();
+    status = agree(cost, out.parameters);
+    out.parameters.cores_move_local = before.cores_move_local;
+    return status;
+  }
+
+ private:
   absl::Status links(CostParameters& cost) {
-    const uint32_t neighbour = partner_of(with_.rank, with_.ranks, 1);
+    const uint32_t neighbour = partner_of(rank_, ranks_, 1);
     if (neighbour != UINT32_MAX) {
       if (absl::Status status = link(neighbour, cost.local); !status.ok()) return status;
     }
-    if (with_.node_size >= with_.ranks) {
+    if (mesh_.node_size() >= ranks_) {
       cost.remote = cost.local;
       return absl::OkStatus();
     }
-    const uint32_t across = partner_of(with_.rank, with_.ranks, with_.node_size);
+    const uint32_t across = partner_of(rank_, ranks_, mesh_.node_size());
     return across != UINT32_MAX ? link(across, cost.remote) : absl::OkStatus();
   }
 
   // Whether to overwrite past the caches what the neighbour has just read: the time to write it and
   // to read it again, each way.
   absl::StatusOr<bool> stream_over_read() {
-    const uint32_t neighbour = partner_of(with_.rank, with_.ranks, 1);
+    const uint32_t neighbour = partner_of(rank_, ranks_, 1);
     if (neighbour == UINT32_MAX) return false;
     std::byte* const sent = data_ + kRewriteBytes;
     std::byte* const other = data_ + 2 * kRewriteBytes;
     std::vector<double> took[2];
     for (int i = 0; i < times(kRewrites); ++i) {
-      const bool first = with_.rank < neighbour;
+      const bool first = rank_ < neighbour;
       for (bool sends : {first, !first}) {
-        absl::Status status = with_.exchange(sends, sends ? sent : data_, kRewriteBytes, neighbour);
+        absl::Status status = exchange(sends, sends ? sent : data_, kRewriteBytes, neighbour);
         if (!status.ok()) return status;
       }
       const bool streams = i % 2 == 1;
-      const Time begin = with_.clock->now();
+      const Time begin = mesh_.now();
       if (streams) {
         base::stream_copy(sent, other, kRewriteBytes);
         base::stream_fence();
@@ -86,8 +110,8 @@ class Measurement {
     for (const int i : {0, 1}) {
       const Algorithm algorithm = i == 0 ? Algorithm::kRecursiveDoubling : Algorithm::kTree;
       const auto shape = prediction::count_shape(
-          {.collective = Collective::kAllReduce, .algorithm = algorithm, .ranks = with_.ranks},
-          with_.node_size);
+          {.collective = Collective::kAllReduce, .algorithm = algorithm, .ranks = ranks_},
+          mesh_.node_size());
       if (!shape.ok()) return shape.status();
       rounds[i] = 0;
       for (const prediction::Amounts& chain : shape->chains) {
@@ -96,14 +120,14 @@ class Measurement {
       }
       steps[i] = shape->mean_steps;
       std::vector<double> took;
-      for (int sum = 0; sum <= times(kSums); ++sum) {
-        const Time begin = with_.clock->now();
-        if (absl::Status status = with_.sum(algorithm); !status.ok()) return status;
-        if (sum > 0) took.push_back(seconds_since(begin));
+      for (int turn = 0; turn <= times(kSums); ++turn) {
+        const Time begin = mesh_.now();
+        if (absl::Status status = sum(algorithm); !status.ok()) return status;
+        if (turn > 0) took.push_back(seconds_since(begin));
       }
       seconds[i] = base::median(took);
     }
-    if (!with_.shares_cores) return absl::OkStatus();
+    if (!mesh_.crowded()) return absl::OkStatus();
     const double both = rounds[0] * steps[1] - rounds[1] * steps[0];
     double round = (seconds[0] * steps[1] - seconds[1] * steps[0]) / both;
     double step = (rounds[0] * seconds[1] - rounds[1] * seconds[0]) / both;
@@ -112,7 +136,7 @@ class Measurement {
       step = (seconds[0] / steps[0] + seconds[1] / steps[1]) / 2;
     }
     cost.shared_step = std::max(0.0, step);
-    if (with_.node_size >= with_.ranks) {
+    if (mesh_.node_size() >= ranks_) {
       cost.local.alpha = cost.remote.alpha = round + cost.shared_step;
     }
     return absl::OkStatus();
@@ -124,27 +148,52 @@ class Measurement {
     std::memset(data_, 0, 2 * kReduceBytes);
     std::vector<double> passes;
     for (int i = 0; i < kPasses; ++i) {
-      const Time begin = with_.clock->now();
+      const Time begin = mesh_.now();
       reduce::reduce(DataType::kF32, ReduceOp::kSum, a, a, a + count, count);
       passes.push_back(seconds_since(begin));
     }
     return base::median(passes) / static_cast<double>(kReduceBytes);
   }
 
- private:
-  int times(int count) const { return with_.ranks > kLargeGroup ? count / kFewer : count; }
+  // All ranks must choose alike: what all use is what all measured, taken together.
+  absl::Status agree(const CostParameters& cost, CostParameters& agreed) {
+    if (ranks_ == 1) {
+      agreed = prediction::agree({&cost, 1});
+      return absl::OkStatus();
+    }
+    const std::string mine = encode(cost);
+    std::string gathered(ranks_ * mine.size(), 0);
+    CallOptions plain;
+    // Recursive doubling uses only links that are connected already.
+    plain.algorithm = Algorithm::kRecursiveDoubling;
+    absl::Status status =
+        wait(calls_.begin({Collective::kAllGather, mine.data(), gathered.data(), mine.size(),
+                           DataType::kU8, ReduceOp::kSum, 0, &plain}));
+    if (!status.ok()) return status;
+    std::vector<CostParameters> all;
+    for (uint32_t r = 0; r < ranks_; ++r) {
+      const auto theirs = prediction::decode_cost_parameters(
+          std::string_view(gathered).substr(r * mine.size(), mine.size()));
+      if (!theirs.ok()) return theirs.status();
+      all.push_back(*theirs);
+    }
+    agreed = prediction::agree(all);
+    return absl::OkStatus();
+  }
+
+  int times(int count) const { return ranks_ > kLargeGroup ? count / kFewer : count; }
 
   double seconds_since(Time begin) const {
-    return std::chrono::duration<double>(with_.clock->now() - begin).count();
+    return std::chrono::duration<double>(mesh_.now() - begin).count();
   }
 
   absl::Status link(uint32_t other, prediction::LinkCost& cost) {
     absl::StatusOr<double> small = message(other, 8, kPings);
     if (!small.ok()) return small.status();
-    absl::StatusOr<double> large = message(other, with_.slot_bytes, kLarge);
+    absl::StatusOr<double> large = message(other, slot_bytes_, kLarge);
     if (!large.ok()) return large.status();
     cost.alpha = *small;
-    cost.beta = std::max(1e-12, (*large - *small) / static_cast<double>(with_.slot_bytes));
+    cost.beta = std::max(1e-12, (*large - *small) / static_cast<double>(slot_bytes_));
     return absl::OkStatus();
   }
 
@@ -152,11 +201,11 @@ class Measurement {
   absl::StatusOr<double> message(uint32_t other, size_t bytes, int rounds) {
     std::vector<double> took;
     for (int i = 0; i < times(rounds); ++i) {
-      const Time begin = with_.clock->now();
+      const Time begin = mesh_.now();
       // The lower rank sends first; both directions are timed together.
-      const bool first = with_.rank < other;
+      const bool first = rank_ < other;
       for (bool sends : {first, !first}) {
-        absl::Status status = with_.exchange(sends, data_, bytes, other);
+        absl::Status status = exchange(sends, data_, bytes, other);
         if (!status.ok()) return status;
       }
       took.push_back(seconds_since(begin) / 2);
@@ -164,46 +213,43 @@ class Measurement {
     return base::median(took);
   }
 
-  const Calibration& with_;
+  absl::Status wait(const absl::StatusOr<Work>& work) {
+    return work.ok() ? driver_.wait(*work) : work.status();
+  }
+  absl::Status exchange(bool sends, std::byte* data, size_t bytes, uint32_t other) {
+    return wait(calls_.begin_point_to_point(sends, data, bytes, DataType::kU8,
+                                            static_cast<int>(other), CallOptions{}));
+  }
+  // Sums a few bytes.
+  absl::Status sum(Algorithm algorithm) {
+    std::array<float, 2> data{};
+    CallOptions plain;
+    plain.algorithm = algorithm;
+    plain.ordered = false;
+    return wait(calls_.begin({Collective::kAllReduce, data.data(), data.data(), data.size(),
+                              DataType::kF32, ReduceOp::kSum, 0, &plain}));
+  }
+
+  Mesh& mesh_;
+  CallStarter& calls_;
+  Driver& driver_;
+  const uint32_t rank_, ranks_;
+  const size_t slot_bytes_;
   std::byte* const data_;
 };
 
-// All ranks must choose alike: what all use is what all measured, taken together.
-absl::StatusOr<CostParameters> agreed(const Calibration& with, const CostParameters& cost) {
-  const std::string mine = encode(cost);
-  std::vector<char> gathered(with.ranks * mine.size());
-  if (absl::Status status = with.gather(mine, gathered.data()); !status.ok()) return status;
-  std::vector<CostParameters> all;
-  for (uint32_t r = 0; r < with.ranks; ++r) {
-    absl::StatusOr<CostParameters> theirs = prediction::decode_cost_parameters(
-        std::string_view(gathered.data() + r * mine.size(), mine.size()));
-    if (!theirs.ok()) return theirs.status();
-    all.push_back(*theirs);
-  }
-  return agree(all);
-}
-
 }  // namespace
 
-absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with, const CostParameters& before) {
-  absl::StatusOr<Block> block = with.memory->allocate(std::max(with.slot_bytes, 2 * kReduceBytes));
+absl::StatusOr<MeasuredCosts> measure_costs(Mesh& mesh, CallStarter& calls, Driver& driver,
+                                            size_t slot_bytes, const CostParameters& before) {
+  absl::StatusOr<Block> block = mesh.memory().allocate(std::max(slot_bytes, 2 * kReduceBytes));
   if (!block.ok()) return block.status();
-  Measurement measurement(with, block->data);
-  CostParameters cost = before;
-  absl::Status status = with.ranks > 1 ? measurement.links(cost) : absl::OkStatus();
-  if (status.ok() && with.ranks > 2) status = measurement.shared_step(cost);
-  absl::StatusOr<bool> stream_over_read = false;
-  if (status.ok()) stream_over_read = measurement.stream_over_read();
-  if (status.ok()) status = stream_over_read.status();
-  if (status.ok()) cost.gamma = measurement.seconds_per_reduced_byte();
-  with.memory->free(*block);
+  Measurement measurement(mesh, calls, driver, slot_bytes, block->data);
+  MeasuredCosts out;
+  const absl::Status status = measurement.measure(before, out);
+  mesh.memory().free(*block);
   if (!status.ok()) return status;
-  absl::StatusOr<CostParameters> result =
-      with.ranks > 1 ? agreed(with, cost)
-                     : absl::StatusOr<CostParameters>(prediction::agree({&cost, 1}));
-  if (!result.ok()) return result.status();
-  result->cores_move_local = before.cores_move_local;
-  return MeasuredCosts{*result, *stream_over_read};
+  return out;
 }
 
 }  // namespace baton::collectives::internal

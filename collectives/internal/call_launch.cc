@@ -127,7 +127,7 @@ absl::StatusOr<bool> CallTable::decide(Slot& slot) {
     if (!exchange.has_value()) return false;
     if (*exchange) {
       slot.entry = UINT32_MAX;  // nor does what it takes
-      slot.predicted = needs_.devices->exchange(call);
+      needs_.devices->exchange()->start(call);
       return true;
     }
     slot.on_device = false;

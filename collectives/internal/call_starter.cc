@@ -121,11 +121,10 @@ absl::StatusOr<Work> CallStarter::choose(const Request& request, bool in_place,
                                          DeviceCalls::StagedPtr staged, bool on_device, Lock& lock,
                                          Tuner::Entry* entry) {
   if (entry == nullptr) {
-    const absl::StatusOr<Tuner::Entry*> found = needs_.tuner.entry_of(
-        shape_of(request), {.has_algorithm = request.options->algorithm.has_value(),
-                            .algorithm = request.options->algorithm.value_or(Algorithm::kRing),
-                            .channels = request.options->channels,
-                            .chunk_bytes = request.options->chunk_bytes});
+    const absl::StatusOr<Tuner::Entry*> found =
+        needs_.tuner.entry_of(shape_of(request), {.algorithm = request.options->algorithm,
+                                                  .channels = request.options->channels,
+                                                  .chunk_bytes = request.options->chunk_bytes});
     if (!found.ok()) return found.status();
     entry = *found;
     last_ = kind_of(request);
@@ -208,8 +207,8 @@ absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
                         0,
                         &plain};
   last_ = Kind{};
-  absl::StatusOr<Tuner::Entry*> own = needs_.tuner.entry_of(
-      shape_of(request), {.has_algorithm = true, .algorithm = Algorithm::kRecursiveDoubling});
+  absl::StatusOr<Tuner::Entry*> own =
+      needs_.tuner.entry_of(shape_of(request), {.algorithm = Algorithm::kRecursiveDoubling});
   absl::StatusOr<Work> work =
       own.ok() ? start(request, **own, true) : absl::StatusOr<Work>(own.status());
   needs_.tuner.vote_began(entry, work.ok() ? *work : Work{});
@@ -258,7 +257,7 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
       check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
   if (!status.ok()) return status;
   if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
-  auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
+  auto staged = fetch(needs_.devices.stage_blocks(in, send, out, receive, size_of(type)),
                       Collective::kAllToAll, call_options, lock);
   if (!staged.ok()) return staged.status();
   auto work = needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,

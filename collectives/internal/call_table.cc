@@ -321,8 +321,7 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
                           .status = static_cast<uint8_t>(result.code()),
                           .sequence = call.descriptor.sequence});
   if (result.ok() && slot.on_device) {
-    needs_.devices->exchanged(call, slot.predicted,
-                              std::chrono::duration<double>(end_time - call.began).count());
+    needs_.devices->exchanged(call, std::chrono::duration<double>(end_time - call.began).count());
   }
   if (result.ok() && !small) {
     needs_.tuner.measured(slot.entry, slot.candidate,

@@ -67,7 +67,6 @@ class CallTable {
     size_t parts_left = 0;
     const std::byte* own_in = nullptr;  // what it moves within this rank: own_bytes
     std::byte* own_out = nullptr;
-    double predicted = 0;                 // what a call from device to device takes, in seconds
     std::array<std::byte, 8> factor;      // of an input that is made
     Request request;                      // of one that may change on its way
     CallOptions options;                  // its

@@ -1,4 +1,4 @@
-// The public calls: arguments put together, and handed to the implementation.
+// The public calls: arguments put together and handed to the parts, and what those are asked.
 #include "collectives/communicator.h"
 
 #include <unistd.h>
@@ -15,6 +15,7 @@ namespace baton {
 
 using collectives::RankInfo;
 using collectives::internal::EndpointImpl;
+using collectives::internal::Mesh;
 using collectives::internal::Request;
 
 namespace {
@@ -152,12 +153,20 @@ int Communicator::rank() const { return impl_->rank; }
 int Communicator::ranks() const { return impl_->ranks; }
 const std::string& Communicator::name() const { return impl_->options.name; }
 const std::shared_ptr<Endpoint>& Communicator::endpoint() const { return impl_->endpoint; }
-GroupState Communicator::state() const { return impl_->state(); }
+GroupState Communicator::state() const {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->reconfiguring.has_value()) return GroupState::kStarting;
+  if (!impl_->failure.broken().ok()) return GroupState::kBroken;
+  return impl_->mesh.starting() ? GroupState::kStarting : GroupState::kReady;
+}
 absl::Status Communicator::wait_ready(Time timeout) {
   const absl::Status usable = impl_->core.usable();
   return usable.ok() ? impl_->wait_ready(timeout) : usable;
 }
-std::vector<Handle> Communicator::handles() const { return impl_->handles(); }
+std::vector<Handle> Communicator::handles() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->mesh.handles();
+}
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::split(int color, int key,
                                                                   GroupOptions options) {
@@ -351,32 +360,110 @@ absl::Status Communicator::wait(Work work, Time timeout) {
   return usable.ok() ? impl_->driver->wait(work, timeout) : usable;
 }
 std::optional<absl::Status> Communicator::test(Work work) {
-  const absl::Status usable = impl_->core.usable();
-  return usable.ok() ? impl_->test(work) : usable;
+  Impl& impl = *impl_;
+  if (const absl::Status usable = impl.core.usable(); !usable.ok()) return usable;
+  {
+    const std::lock_guard lock(impl.mutex);
+    if (!impl.driver->background()) {
+      if (!impl.driver->advance()) impl.core.advance_others(&impl);
+      impl.driver->tick_sometimes();
+    }
+    if (!impl.core.any_ended()) return impl.calls->reap(work);
+  }
+  impl.core.run_callbacks();
+  const std::lock_guard lock(impl.mutex);
+  return impl.calls->reap(work);
 }
-bool Communicator::progress() { return impl_->core.usable().ok() && impl_->progress(); }
+
+bool Communicator::progress() {
+  Impl& impl = *impl_;
+  if (!impl.core.usable().ok()) return false;
+  bool any = false;
+  {
+    const std::lock_guard lock(impl.mutex);
+    any = impl.driver->advance();
+    any |= impl.core.advance_others(&impl);
+    impl.driver->tick_sometimes();
+    if (!impl.core.any_ended()) return any;
+  }
+  impl.core.run_callbacks();
+  return true;
+}
 
 void Communicator::abort(const absl::Status& why) {
-  if (impl_->core.usable().ok()) impl_->abort(why);
+  if (!impl_->core.usable().ok()) return;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->failure.fail(
+        absl::Status(why.ok() ? absl::StatusCode::kAborted : why.code(),
+                     absl::StrCat("rank ", rank(), " called abort(): ", why.message())),
+        impl_->mesh.rank());
+  }
+  impl_->core.run_callbacks();
 }
 
 absl::Status Communicator::status() const {
-  const absl::Status usable = impl_->core.usable();
-  return usable.ok() ? impl_->status() : usable;
+  if (const absl::Status usable = impl_->core.usable(); !usable.ok()) return usable;
+  if (!impl_->failure.is_broken()) return absl::OkStatus();
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->failure.broken();
 }
 
-std::vector<int> Communicator::lost_ranks() const { return impl_->lost_ranks(); }
+std::vector<int> Communicator::lost_ranks() const {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<int> lost;
+  for (uint32_t r = 0; r < impl_->mesh.ranks(); ++r) {
+    if (impl_->failure.lost()[r]) lost.push_back(static_cast<int>(r));
+  }
+  return lost;
+}
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::shrink() { return impl_->shrink(); }
 
 std::string Communicator::explain(Collective collective, size_t bytes,
                                   const CallOptions& options) const {
-  return impl_->explain(collective, bytes, options);
+  const std::lock_guard lock(impl_->mutex);
+  Request request;
+  request.collective = collective;
+  request.options = &options;
+  collectives::prediction::CallShape shape = impl_->starter->shape_of(request);
+  shape.bytes = bytes;
+  return absl::StrCat(impl_->tuner->explain(shape),
+                      impl_->devices->explain_sums(collective, bytes));
 }
 
-std::string Communicator::routes() const { return impl_->routes(); }
+std::string Communicator::routes() const {
+  const std::lock_guard lock(impl_->mutex);
+  std::string out;
+  for (const Mesh::Member& member : impl_->mesh.members()) {
+    if (member.link != nullptr)
+      absl::StrAppend(&out, member.label, ": ", member.link->route(), "\n");
+  }
+  absl::StrAppend(&out, impl_->devices->explain());
+  return out;
+}
+
 std::string Communicator::flight_record() const { return impl_->recorder.text(); }
-CommunicatorStats Communicator::stats() const { return impl_->stats(); }
+
+CommunicatorStats Communicator::stats() const {
+  const std::lock_guard lock(impl_->mutex);
+  CommunicatorStats stats;
+  stats.calls = impl_->calls->calls_made();
+  stats.messages = impl_->executor->messages();
+  stats.bytes_sent = impl_->executor->bytes_sent();
+  for (const Mesh::Member& member : impl_->mesh.members()) {
+    if (member.direct != nullptr) stats.direct_bytes += member.direct->in_place_bytes();
+    if (member.transfer != nullptr) {
+      stats.direct_bytes += member.transfer->in_place_bytes();
+      stats.link_bytes += member.transfer->held_bytes();
+    }
+  }
+  stats.sleeps = impl_->driver->sleeps();
+  stats.staged_calls = impl_->devices->calls();
+  stats.staged_bytes = impl_->devices->bytes();
+  return stats;
+}
+
 Worker& Communicator::worker() { return impl_->mesh.worker(); }
 
 }  // namespace baton

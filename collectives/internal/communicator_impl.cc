@@ -5,7 +5,6 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/internal/calibrate.h"
 #include "transport/base/durations.h"
@@ -29,7 +28,6 @@ CommunicatorOptions options_of(GroupOptions options) {
 
 }  // namespace collectives::internal
 
-using collectives::internal::Calibration;
 using collectives::internal::CallStarter;
 using collectives::internal::CallTable;
 using collectives::internal::ControlMessage;
@@ -37,10 +35,8 @@ using collectives::internal::DeviceCalls;
 using collectives::internal::Driver;
 using collectives::internal::EndpointImpl;
 using collectives::internal::Mesh;
-using collectives::internal::Request;
 using collectives::internal::Tuner;
 using collectives::internal::Windows;
-using collectives::prediction::CallShape;
 using collectives::prediction::CostParameters;
 
 namespace {
@@ -127,7 +123,7 @@ void Communicator::Impl::leave(bool in_own_callback) {
     lock.lock();
   }
   failure.end_calls(true);
-  next_.reset();
+  reconfiguring.reset();
   calls->end_plain(entering_, absl::AbortedError("the communicator was destroyed"));
   lock.unlock();
   core.run_callbacks();
@@ -208,38 +204,9 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
 }
 
 absl::Status Communicator::Impl::calibrate() {
-  const auto wait = [this](const absl::StatusOr<Work>& work) {
-    return work.ok() ? driver->wait(*work) : work.status();
-  };
-  Calibration with;
-  with.rank = mesh.rank();
-  with.ranks = mesh.ranks();
-  with.node_size = mesh.node_size();
-  with.slot_bytes = options.slot_bytes;
-  with.shares_cores = mesh.crowded();
-  with.memory = &mesh.memory();
-  with.clock = &mesh.worker().clock();
-  with.exchange = [&](bool sends, std::byte* data, size_t bytes, uint32_t other) {
-    return wait(starter->begin_point_to_point(sends, data, bytes, DataType::kU8,
-                                              static_cast<int>(other), CallOptions{}));
-  };
-  with.sum = [&](Algorithm algorithm) {
-    std::array<float, 2> data{};
-    CallOptions plain;
-    plain.algorithm = algorithm;
-    plain.ordered = false;
-    return wait(starter->begin({Collective::kAllReduce, data.data(), data.data(), data.size(),
-                                DataType::kF32, ReduceOp::kSum, 0, &plain}));
-  };
-  with.gather = [&](const std::string& mine, char* all) {
-    CallOptions plain;
-    // Recursive doubling uses only links that are connected already.
-    plain.algorithm = Algorithm::kRecursiveDoubling;
-    return wait(starter->begin({Collective::kAllGather, mine.data(), all, mine.size(),
-                                DataType::kU8, ReduceOp::kSum, 0, &plain}));
-  };
   const Time started = mesh.now();
-  auto cost = collectives::internal::measure_costs(with, tuner->parameters());
+  const auto cost = collectives::internal::measure_costs(mesh, *starter, *driver,
+                                                         options.slot_bytes, tuner->parameters());
   if (!cost.ok()) return cost.status();
   tuner->set_parameters(cost->parameters, mesh.now() - started);
   executor->set_stream_over_read(cost->stream_over_read);
@@ -272,30 +239,19 @@ void Communicator::Impl::on_link(uint32_t to, collectives::executor::Link& link)
 void Communicator::Impl::look(Time now) {
   mesh.look(now);
   failure.end_calls();
-  if (next_.has_value()) {
-    if (failure.broken().ok() && (!mesh.unsettled() || now >= next_->settle_by)) end_group();
+  if (reconfiguring.has_value()) {
+    if (failure.broken().ok() && (!mesh.unsettled() || now >= reconfiguring->settle_by))
+      end_group();
     if (!failure.broken().ok() && !failure.ending() && !starter->beginning() &&
         windows->close_all(absl::AbortedError("reconfigure() has ended its group"))) {
       enter_next();
     }
   }
-  if (entering_.sequence != 0 && !next_.has_value() && !mesh.starting() && failure.broken().ok()) {
+  if (entering_.sequence != 0 && !reconfiguring.has_value() && !mesh.starting() &&
+      failure.broken().ok()) {
     calls->end_plain(std::exchange(entering_, Work{}), absl::OkStatus());
   }
   failure.look(now);
-}
-
-absl::Status Communicator::Impl::status() const {
-  if (!failure.is_broken()) return absl::OkStatus();
-  std::lock_guard lock(mutex);
-  return failure.broken();
-}
-
-GroupState Communicator::Impl::state() const {
-  std::lock_guard lock(mutex);
-  if (next_.has_value()) return GroupState::kStarting;
-  if (!failure.broken().ok()) return GroupState::kBroken;
-  return mesh.starting() ? GroupState::kStarting : GroupState::kReady;
 }
 
 absl::Status Communicator::Impl::wait_ready(Time timeout) {
@@ -303,7 +259,7 @@ absl::Status Communicator::Impl::wait_ready(Time timeout) {
   const bool over = driver->wait_until(
       [&] {
         status = failure.broken();
-        return !next_.has_value() && (!status.ok() || !mesh.starting());
+        return !reconfiguring.has_value() && (!status.ok() || !mesh.starting());
       },
       timeout);
   if (over && status.ok()) {
@@ -315,49 +271,6 @@ absl::Status Communicator::Impl::wait_ready(Time timeout) {
   return absl::DeadlineExceededError(
       absl::StrFormat("the group \"%s\" is not ready after %.3f s: wait again, or abort() it",
                       options.name, std::chrono::duration<double>(timeout).count()));
-}
-
-std::vector<Handle> Communicator::Impl::handles() const {
-  std::lock_guard lock(mutex);
-  return mesh.handles();
-}
-
-std::optional<absl::Status> Communicator::Impl::test(Work work) {
-  {
-    Lock lock(mutex);
-    if (!driver->background()) {
-      if (!driver->advance()) core.advance_others(this);
-      driver->tick_sometimes();
-    }
-    if (!core.any_ended()) return calls->reap(work);
-  }
-  core.run_callbacks();
-  Lock lock(mutex);
-  return calls->reap(work);
-}
-
-bool Communicator::Impl::progress() {
-  bool any = false;
-  {
-    Lock lock(mutex);
-    any = driver->advance();
-    any |= core.advance_others(this);
-    driver->tick_sometimes();
-    if (!core.any_ended()) return any;
-  }
-  core.run_callbacks();
-  return true;
-}
-
-void Communicator::Impl::abort(const absl::Status& why) {
-  {
-    Lock lock(mutex);
-    failure.fail(
-        absl::Status(why.ok() ? absl::StatusCode::kAborted : why.code(),
-                     absl::StrCat("rank ", mesh.rank(), " called abort(): ", why.message())),
-        mesh.rank());
-  }
-  core.run_callbacks();
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::make(
@@ -484,7 +397,7 @@ absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> me
   if (absl::Status status = mesh.check(members, uuid, next.rank); !status.ok()) return status;
   if (core.used(uuid)) return core.used_before(uuid);
   if (!failure.broken().ok()) entering_ = Work{};  // it ends, or has ended, with all calls
-  if (next_.has_value() || entering_.sequence != 0) {
+  if (reconfiguring.has_value() || entering_.sequence != 0) {
     return absl::FailedPreconditionError(
         "another reconfigure() of this communicator is under way: wait() for it first");
   }
@@ -496,7 +409,7 @@ absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> me
   entering_ = *work;
   next.settle_by =
       base::deadline_after(core.clock().now(), std::min<Time>(next.timeout / 2, kMostSettling));
-  next_ = std::move(next);
+  reconfiguring = std::move(next);
   look(core.clock().now());
   return work;
 }
@@ -508,7 +421,7 @@ void Communicator::Impl::end_group() {
 }
 
 void Communicator::Impl::enter_next() {
-  const Next next = *std::exchange(next_, std::nullopt);
+  const Next next = *std::exchange(reconfiguring, std::nullopt);
   const CostParameters cost = tuner->parameters();
   devices->stop();
   mesh.leave();
@@ -519,56 +432,6 @@ void Communicator::Impl::enter_next() {
       !status.ok()) {
     calls->end_plain(std::exchange(entering_, Work{}), status);
   }
-}
-
-std::string Communicator::Impl::explain(Collective collective, size_t bytes,
-                                        const CallOptions& call_options) const {
-  Lock lock(mutex);
-  Request request;
-  request.collective = collective;
-  request.options = &call_options;
-  CallShape shape = starter->shape_of(request);
-  shape.bytes = bytes;
-  return absl::StrCat(tuner->explain(shape), devices->explain_sums(collective, bytes));
-}
-
-std::string Communicator::Impl::routes() const {
-  Lock lock(mutex);
-  std::string out;
-  for (const Mesh::Member& member : mesh.members()) {
-    if (member.link != nullptr)
-      absl::StrAppend(&out, member.label, ": ", member.link->route(), "\n");
-  }
-  absl::StrAppend(&out, devices->explain());
-  return out;
-}
-
-std::vector<int> Communicator::Impl::lost_ranks() const {
-  Lock lock(mutex);
-  std::vector<int> lost;
-  for (uint32_t r = 0; r < mesh.ranks(); ++r) {
-    if (failure.lost()[r]) lost.push_back(static_cast<int>(r));
-  }
-  return lost;
-}
-
-CommunicatorStats Communicator::Impl::stats() const {
-  Lock lock(mutex);
-  CommunicatorStats stats;
-  stats.calls = calls->calls_made();
-  stats.messages = executor->messages();
-  stats.bytes_sent = executor->bytes_sent();
-  for (const Mesh::Member& member : mesh.members()) {
-    if (member.direct != nullptr) stats.direct_bytes += member.direct->in_place_bytes();
-    if (member.transfer != nullptr) {
-      stats.direct_bytes += member.transfer->in_place_bytes();
-      stats.link_bytes += member.transfer->held_bytes();
-    }
-  }
-  stats.sleeps = driver->sleeps();
-  stats.staged_calls = devices->calls();
-  stats.staged_bytes = devices->bytes();
-  return stats;
 }
 
 }  // namespace baton

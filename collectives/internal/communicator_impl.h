@@ -61,9 +61,6 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   absl::Status calibrate();
 
   // --- each takes the lock ---
-  std::optional<absl::Status> test(Work work);
-  bool progress();
-  void abort(const absl::Status& why);
   absl::StatusOr<std::unique_ptr<Communicator>> shrink();
   absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key, GroupOptions of_group);
   // split() in two steps: what the ranks tell each other, in place until the work has ended, and
@@ -80,14 +77,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   absl::StatusOr<std::unique_ptr<Communicator>> subgroup(absl::Span<const int> ranks,
                                                          GroupOptions of_group);
   absl::StatusOr<Work> reconfigure(absl::Span<const Handle> handles, uint64_t uuid, Time timeout);
-  std::vector<Handle> handles() const;
-  GroupState state() const;
   absl::Status wait_ready(Time timeout);
-  std::string explain(Collective collective, size_t bytes, const CallOptions& call_options) const;
-  std::string routes() const;
-  CommunicatorStats stats() const;
-  absl::Status status() const;
-  std::vector<int> lost_ranks() const;
 
   CommunicatorOptions options;
   std::shared_ptr<Endpoint> endpoint;  // lives as long as this
@@ -108,10 +98,6 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   std::unique_ptr<collectives::internal::Driver> driver;
   std::unique_ptr<collectives::internal::CallStarter> starter;
 
- private:
-  using ControlMessage = collectives::internal::ControlMessage;
-  using Process = collectives::internal::Process;
-
   // The request of reconfigure(), held until earlier calls have ended.
   struct Next {
     std::vector<Handle> handles;
@@ -120,6 +106,11 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
     Time timeout{};
     Time settle_by{};  // then the old group ends, whatever is on its way
   };
+  std::optional<Next> reconfiguring;
+
+ private:
+  using ControlMessage = collectives::internal::ControlMessage;
+  using Process = collectives::internal::Process;
 
   void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) override;
   void on_down(uint32_t rank, const absl::Status& why) override;
@@ -140,7 +131,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   bool advance() override { return driver->advance(); }
   void look(Time now) override;
   bool idle() const override {
-    return !busy() && failure.broken().ok() && !mesh.starting() && !mesh.connecting() && !next_;
+    return !busy() && failure.broken().ok() && !mesh.starting() && !mesh.connecting() &&
+           !reconfiguring;
   }
   void set_sleeping(uint32_t sleepers) override {
     mesh.control().sleeping.store(sleepers, std::memory_order_seq_cst);
@@ -155,7 +147,6 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
                                                      uint64_t uuid, CommunicatorOptions own,
                                                      bool ready = false);
 
-  std::optional<Next> next_;
   Work entering_;  // of reconfigure(): ends when the group is ready; sequence 0: none
   size_t wanted_slot_bytes_ = 0;  // options.slot_bytes is what fits the group's size
   uint64_t splits_ = 0;

@@ -16,6 +16,12 @@ constexpr size_t kMostChosen = 64;  // notes on where calls combined
 // Less is there sooner by the host's memory than by as many steps of a device's.
 constexpr size_t kLeastExchanged = 256 << 10;
 
+// So many elements in one run. `count` outlives it.
+Blocks run_of(const size_t& count) {
+  static constexpr size_t kStart = 0;
+  return {{&count, 1}, {&kStart, 1}};
+}
+
 }  // namespace
 
 DeviceCalls::Staged::~Staged() { owner_.give_back(blocks_); }
@@ -143,18 +149,10 @@ std::optional<bool> DeviceCalls::all_can(uint64_t sequence, uint32_t* waits_for)
   return true;
 }
 
-double DeviceCalls::exchange(executor::Call& call) {
-  exchange_->start(call);
-  return exchange_->predicted(call);
-}
-
-void DeviceCalls::exchanged(const executor::Call& call, double predicted, double seconds) {
-  exchange_->took(call, seconds);
-  note(
-      Collective::kAllReduce, call.type, call.geometry.count * call.geometry.element_bytes,
-      absl::StrFormat("1, by a kernel of CUDA device %d, from device to device: predicted %.1f us, "
-                      "took %.1f us",
-                      exchange_->device(), predicted * 1e6, seconds * 1e6));
+void DeviceCalls::exchanged(const executor::Call& call, double seconds) {
+  note(Collective::kAllReduce, call.type, call.geometry.count * call.geometry.element_bytes,
+       absl::StrFormat("1, by a kernel of CUDA device %d, from device to device: took %.1f us",
+                       exchange_->device(), seconds * 1e6));
 }
 
 // Once for each region of the communicator's memory, about a second for 2 GiB.
@@ -171,54 +169,34 @@ void DeviceCalls::pin_memory(int device) {
 
 absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool& in_place) {
   const size_t element = size_of(request.type);
-  if (request.uneven) {
-    constexpr size_t kStart = 0;
-    const Blocks own{{&request.count, 1}, {&kStart, 1}};
+  const size_t reads = in_elements(request, mesh_.rank(), mesh_.ranks());
+  const size_t writes = out_elements(request, mesh_.rank(), mesh_.ranks());
+  if (request.uneven || !in_place) {
     const bool gathers = request.collective == Collective::kAllGather;
-    auto staged = stage_all_to_all_v(request.in, gathers ? own : request.blocks, request.out,
-                                     gathers ? request.blocks : own, element);
+    const bool scatters = request.collective == Collective::kReduceScatter;
+    auto staged = stage_blocks(
+        request.in, request.uneven && scatters ? request.blocks : run_of(reads), request.out,
+        request.uneven && gathers ? request.blocks : run_of(writes), element);
     if (staged.ok() && *staged != nullptr) in_place = false;
     return staged;
   }
-  const size_t reads = in_elements(request, mesh_.rank(), mesh_.ranks()) * element;
-  const size_t writes = out_elements(request, mesh_.rank(), mesh_.ranks()) * element;
-  const absl::StatusOr<int> from = device_of(request.in, reads);
-  if (!from.ok()) return from.status();
-  const absl::StatusOr<int> to = device_of(request.out, writes);
-  if (!to.ok()) return to.status();
-  if (*from < 0 && *to < 0) return StagedPtr();
-  StagedPtr staged(new Staged(*this));
+  // One of the two is a part of the other.
   auto* const in = static_cast<std::byte*>(const_cast<void*>(request.in));
   auto* const out = static_cast<std::byte*>(request.out);
-  std::byte* host_in = in;
-  std::byte* host_out = out;
-  if (in_place) {  // one of the two is a part of the other
-    std::byte* const first = std::min(in, out);
-    const size_t bytes = static_cast<size_t>(std::max(in + reads, out + writes) - first);
-    const absl::StatusOr<std::byte*> host = host_memory(*staged, bytes);
-    if (!host.ok()) return host.status();
-    host_in = *host + (in - first);
-    host_out = *host + (out - first);
-  } else {
-    if (*from >= 0) {
-      const absl::StatusOr<std::byte*> host = host_memory(*staged, reads);
-      if (!host.ok()) return host.status();
-      host_in = *host;
-    }
-    if (*to >= 0) {
-      const absl::StatusOr<std::byte*> host = host_memory(*staged, writes);
-      if (!host.ok()) return host.status();
-      host_out = *host;
-    }
-  }
-  pin_memory(*from);
-  pin_memory(*to);
-  if (*from >= 0) staged->reads_.push_back({in, host_in, reads});
-  if (*to >= 0) staged->writes_.push_back({out, host_out, writes});
-  staged->reads_from_ = *from;
-  staged->writes_to_ = *to;
-  request.in = host_in;
-  request.out = host_out;
+  std::byte* const first = std::min(in, out);
+  std::byte* const end = std::max(in + reads * element, out + writes * element);
+  const absl::StatusOr<int> device = device_of(first, static_cast<size_t>(end - first));
+  if (!device.ok()) return device.status();
+  if (*device < 0) return StagedPtr();
+  StagedPtr staged(new Staged(*this));
+  const absl::StatusOr<std::byte*> host = host_memory(*staged, static_cast<size_t>(end - first));
+  if (!host.ok()) return host.status();
+  pin_memory(*device);
+  request.in = *host + (in - first);
+  request.out = *host + (out - first);
+  staged->reads_.push_back({in, *host + (in - first), reads * element});
+  staged->writes_.push_back({out, *host + (out - first), writes * element});
+  staged->reads_from_ = staged->writes_to_ = *device;
   return staged;
 }
 
@@ -264,22 +242,17 @@ absl::Status DeviceCalls::own_input(Request& request, StagedPtr& staged, bool& i
 
 absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_point_to_point(bool sends, void*& data,
                                                                          size_t bytes) {
-  const absl::StatusOr<int> device = device_of(data, bytes);
-  if (!device.ok()) return device.status();
-  if (*device < 0) return StagedPtr();
-  StagedPtr staged(new Staged(*this));
-  const absl::StatusOr<std::byte*> host = host_memory(*staged, bytes);
-  if (!host.ok()) return host.status();
-  pin_memory(*device);
-  (sends ? staged->reads_ : staged->writes_)
-      .push_back({static_cast<std::byte*>(data), *host, bytes});
-  staged->reads_from_ = staged->writes_to_ = *device;
-  data = *host;
+  const void* in = data;
+  auto staged = sends ? stage_blocks(in, run_of(bytes), data, {}, 1)
+                      : stage_blocks(in, {}, data, run_of(bytes), 1);
+  if (sends) data = const_cast<void*>(in);
   return staged;
 }
 
-absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
-    const void*& in, const Blocks& send, void*& out, const Blocks& receive, size_t element) {
+absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_blocks(const void*& in,
+                                                                 const Blocks& send, void*& out,
+                                                                 const Blocks& receive,
+                                                                 size_t element) {
   const size_t reads = extent(send) * element, writes = extent(receive) * element;
   const absl::StatusOr<int> from = device_of(in, reads);
   if (!from.ok()) return from.status();

@@ -90,8 +90,8 @@ class DeviceCalls {
   // call's own.
   absl::Status own_input(Request& request, StagedPtr& staged, bool& in_place);
   absl::StatusOr<StagedPtr> stage_point_to_point(bool sends, void*& data, size_t bytes);
-  absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
-                                               const Blocks& receive, size_t element);
+  absl::StatusOr<StagedPtr> stage_blocks(const void*& in, const Blocks& send, void*& out,
+                                         const Blocks& receive, size_t element);
 
   // True if calls like this one may go from device to device. All ranks get the same answer.
   bool may_exchange(const Request& request) const;
@@ -102,12 +102,10 @@ class DeviceCalls {
   // Whether all can; nothing as long as some have not said it, of which `waits_for` is one, or one
   // has published another call.
   std::optional<bool> all_can(uint64_t sequence, uint32_t* waits_for = nullptr) const;
-  // Begins such a call, which all ranks can run. Returns its predicted time in seconds.
-  double exchange(executor::Call& call);
   // Null: there was no such call yet.
   devices::DeviceExchange* exchange() const { return exchange_.get(); }
-  // Records the seconds that such a call took.
-  void exchanged(const executor::Call& call, double predicted, double seconds);
+  // Notes the seconds that such a call took, for explain_sums().
+  void exchanged(const executor::Call& call, double seconds);
 
   // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);

@@ -281,11 +281,10 @@ FailureDetector::Standing FailureDetector::standing() const {
   return out;
 }
 
-bool FailureDetector::look(Time now) {
-  if (now < next_look_) return false;
+void FailureDetector::look(Time now) {
+  if (now < next_look_) return;
   next_look_ = now + kLook;
   check_deadlines(now);
-  return true;
 }
 
 // Lets calls go on with what has come; true if they did.

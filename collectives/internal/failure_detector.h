@@ -50,9 +50,8 @@ class FailureDetector {
   // Checks that peers called the same as we did under the same number.
   void compare_calls();
   void compare_last_call();
-  // Looks for ranks that have left and calls that are late, once a millisecond at most; true if it
-  // has looked.
-  bool look(Time now);
+  // Looks for ranks that have left and calls that are late, once a millisecond at most.
+  void look(Time now);
   Time next_look() const { return next_look_; }
 
  private:

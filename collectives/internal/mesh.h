@@ -130,7 +130,6 @@ class Mesh {
   // be left like that, `lock` given, what is on its way is waited for (at most as long as a call
   // may take, and without the lock).
   void leave(EndpointImpl::Lock* lock = nullptr);
-  bool entered() const { return state_ != nullptr; }
 
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }

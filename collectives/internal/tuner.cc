@@ -109,7 +109,7 @@ absl::StatusOr<Tuner::Entry*> Tuner::entry_of(const CallShape& shape, const Over
 absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallShape& shape,
                                                                     const Override& fixed) const {
   std::vector<Candidate> candidates;
-  const bool tries = settings_.tune && settings_.ranks > 1 && !fixed.has_algorithm &&
+  const bool tries = settings_.tune && settings_.ranks > 1 && !fixed.algorithm &&
                      fixed.channels == 0 && fixed.chunk_bytes == 0 &&
                      shape.collective != Collective::kBarrier;
   if (!tries) {
@@ -129,8 +129,7 @@ absl::StatusOr<std::vector<Tuner::Candidate>> Tuner::candidates_for(const CallSh
   add(best);
   for (const size_t eighths : kSmallerChunks) {
     absl::StatusOr<Choice> smaller =
-        model_.choose(shape, {.has_algorithm = true,
-                              .algorithm = best.spec.algorithm,
+        model_.choose(shape, {.algorithm = best.spec.algorithm,
                               .channels = best.spec.channels,
                               .chunk_bytes = settings_.slot_bytes / 8 * eighths});
     if (!smaller.ok()) return smaller.status();

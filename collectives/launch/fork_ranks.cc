@@ -19,7 +19,6 @@
 #include "absl/time/time.h"
 #include "collectives/launch.h"
 #include "collectives/launch/gathering.h"
-#include "collectives/launch/line_relay.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "transport/base/child.h"
 #include "transport/base/durations.h"
@@ -66,7 +65,6 @@ struct Rank {
   pid_t pid = -1;  // -1: not running
   int restarts = 0;
   std::deque<Time> restarted_at;  // within the last period
-  std::vector<LineRelay> output;
 };
 
 std::string how_it_ended(int status) {
@@ -94,7 +92,6 @@ class Launcher {
  private:
   absl::Status start(int rank);
   [[noreturn]] void be(int rank);
-  void relay(const std::vector<pollfd>& polled);
   void on_signals();
   absl::Status reap();
   absl::Status on_end(int rank, int status);
@@ -117,14 +114,8 @@ absl::StatusOr<int> Launcher::run() {
     if (absl::Status good = start(rank); !good.ok()) return good;
   }
   while (!running().empty()) {
-    std::vector<pollfd> polled = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
-    for (const Rank& rank : ranks_) {
-      for (const LineRelay& out : rank.output) {
-        polled.push_back({.fd = out.fd(), .events = POLLIN, .revents = 0});
-      }
-    }
-    service_->run_once(absl::MakeSpan(polled), kill_at_);
-    relay(polled);
+    pollfd signals{.fd = signals_.fd(), .events = POLLIN, .revents = 0};
+    service_->run_once({&signals, 1}, kill_at_);
     on_signals();
     if (absl::Status good = reap(); !good.ok()) return good;
     if (Clock::steady().now() >= kill_at_ && !running().empty()) {
@@ -139,14 +130,6 @@ absl::StatusOr<int> Launcher::run() {
 
 absl::Status Launcher::start(int rank) {
   Rank& one = ranks_[static_cast<size_t>(rank)];
-  one.output.clear();
-  if (options_.prefix_output) {
-    for (int to : {STDOUT_FILENO, STDERR_FILENO}) {
-      auto out = LineRelay::create(absl::StrCat("[", rank, "] "), to);
-      if (!out.ok()) return out.status();
-      one.output.push_back(*std::move(out));
-    }
-  }
   std::fflush(nullptr);  // or the child would print it too
   const pid_t pid = base::fork_child();
   if (pid == 0) be(rank);
@@ -156,7 +139,6 @@ absl::Status Launcher::start(int rank) {
         strerror(errno)));
   }
   one.pid = pid;
-  for (LineRelay& out : one.output) out.child_has_it();
   return absl::OkStatus();
 }
 
@@ -169,10 +151,8 @@ void Launcher::be(int rank) {
   place.launcher = "baton";
   const int restarts = ranks_[static_cast<size_t>(rank)].restarts;
 
-  for (LineRelay& out : ranks_[static_cast<size_t>(rank)].output) out.become();
-  if (options_.prefix_output) setvbuf(stdout, nullptr, _IOLBF, 0);
-  // The child must close what it shares with the launcher, or connections and pipes would stay open
-  // after the launcher closed them.
+  // The child must close what it shares with the launcher, or connections would stay open after the
+  // launcher closed them.
   service_->leave_to_parent();
   service_.reset();
   ranks_.clear();
@@ -185,20 +165,6 @@ void Launcher::be(int rank) {
     result = 1;
   }
   _exit(result != 0 && (result & 0xff) == 0 ? 1 : result);
-}
-
-void Launcher::relay(const std::vector<pollfd>& polled) {
-  size_t at = 1;
-  for (Rank& rank : ranks_) {
-    for (size_t i = 0; i < rank.output.size(); ++at) {
-      if (polled[at].revents != 0 && !rank.output[i].relay()) {
-        rank.output[i].finish();
-        rank.output.erase(rank.output.begin() + static_cast<std::ptrdiff_t>(i));
-      } else {
-        ++i;
-      }
-    }
-  }
 }
 
 void Launcher::on_signals() {
@@ -219,8 +185,6 @@ absl::Status Launcher::reap() {
     int status = 0;
     if (one.pid <= 0 || waitpid(one.pid, &status, WNOHANG) != one.pid) continue;
     one.pid = -1;
-    for (LineRelay& out : one.output) out.finish();
-    one.output.clear();
     if (status == 0 && options_.restart && result_ == 0 && !done_) {
       done_ = true;
       service_->close(absl::StrCat("rank ", rank, " has ended, which ends the whole job"));
@@ -274,8 +238,6 @@ void Launcher::kill_all() {
     while (rank.pid > 0 && waitpid(rank.pid, nullptr, 0) < 0 && errno == EINTR) {
     }
     rank.pid = -1;
-    for (LineRelay& out : rank.output) out.finish();
-    rank.output.clear();
   }
 }
 

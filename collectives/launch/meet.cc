@@ -35,11 +35,9 @@ Time left_until(Time deadline) {
 bool wait_for(int fd, short events, Time deadline) {  // NOLINT(google-runtime-int): poll's type
   while (true) {
     const Time left = left_until(deadline);
-    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+    const timespec timeout = base::to_timespec(left);
     pollfd one{.fd = fd, .events = events, .revents = 0};
-    const int ready =
-        ::poll(&one, 1, left == kNever ? -1 : static_cast<int>(std::min<int64_t>(ms, 1 << 30)));
-    if (ready > 0) return true;
+    if (::ppoll(&one, 1, &timeout, nullptr) > 0) return true;
     if (left == Time::zero()) return false;
   }
 }

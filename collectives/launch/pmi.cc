@@ -59,10 +59,10 @@ class Pmi {
         read_.erase(0, end + 1);
         return line;
       }
-      const Time left = std::max(Time::zero(), deadline_ - Clock::steady().now());
+      const timespec left =
+          base::to_timespec(std::max(Time::zero(), deadline_ - Clock::steady().now()));
       pollfd one{.fd = fd_, .events = POLLIN, .revents = 0};
-      const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-      const int ready = ::poll(&one, 1, static_cast<int>(std::min<int64_t>(ms, 1 << 30)));
+      const int ready = ::ppoll(&one, 1, &left, nullptr);
       if (ready < 0 && errno == EINTR) continue;
       if (ready <= 0) {
         return absl::DeadlineExceededError(

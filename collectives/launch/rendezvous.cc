@@ -42,10 +42,11 @@ struct RendezvousServer::Impl {
 RendezvousServer::RendezvousServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RendezvousServer::~RendezvousServer() = default;
 
-absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(
-    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
-    const std::string& advertise) {
-  auto service = RendezvousService::listen(key, host, port, ranks, advertise);
+absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(const ClusterKey& key,
+                                                                          const std::string& host,
+                                                                          uint16_t port,
+                                                                          uint32_t ranks) {
+  auto service = RendezvousService::listen(key, host, port, ranks);
   if (!service.ok()) return service.status();
   auto impl = std::make_unique<Impl>(*std::move(service));
   if (!impl->wake.status().ok()) return impl->wake.status();

@@ -8,10 +8,13 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/durations.h"
 #include "transport/clock.h"
 #include "transport/net/acceptor.h"
 #include "transport/net/admission.h"
 #include "transport/net/interfaces.h"
+#include "transport/net/link.h"
+#include "transport/net/message_stream.h"
 
 namespace baton::launch {
 namespace {
@@ -19,19 +22,97 @@ namespace {
 using net::Acceptor;
 
 constexpr Time kHandshakeTime = std::chrono::seconds(5);
-
-int milliseconds_until(Time until, Time now) {
-  if (until == kNever) return -1;
-  if (until <= now) return 0;
-  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-  return static_cast<int>(std::min<int64_t>(ms, 1 << 30));
-}
+constexpr Time kPatience = std::chrono::seconds(5);  // with a rank that joins, or takes its answer
+// Bytes that are encrypted before the rank takes them.
+constexpr size_t kAhead = 128 << 10;
 
 }  // namespace
 
+// A rank's connection, once it has proved itself: one message in, one answer out, and patience in
+// between.
+class RankConnection {
+ public:
+  enum class Stage { kJoining, kWaiting, kAnswering, kLeaving };
+
+  // Takes over the socket of `link`, which the poller does not watch yet.
+  RankConnection(const net::Link& link, net::Poller& poller, Time now);
+
+  // Goes on as far as the socket allows. False: the connection is over.
+  bool advance(Time now);
+  // The poller has seen something for advance() to do.
+  bool ready() const { return stream_.ready != 0; }
+  Stage stage() const { return stage_; }
+  // Valid from the moment that the rank waits.
+  const Join& join() const { return join_; }
+  // `messages`: shared by all ranks of a group, for together they are long.
+  void answer(std::shared_ptr<const std::vector<std::string>> messages, Time now);
+
+  Time deadline() const { return deadline_; }  // when it is dropped
+  // Looks at the socket, whatever the poller has seen.
+  bool hung_up();
+  void leave_to_parent() { stream_.abandon(); }
+
+ private:
+  bool silent();  // nothing was said, and the connection is up
+  bool read_join();
+  void send_answer();
+
+  net::MessageStream stream_;
+  Stage stage_ = Stage::kJoining;
+  Time deadline_;
+  Join join_;
+  std::shared_ptr<const std::vector<std::string>> answer_;
+  size_t sent_ = 0;  // messages of it
+};
+
+// The join may have come already: a stream begins as one that is ready.
+RankConnection::RankConnection(const net::Link& link, net::Poller& poller, Time now)
+    : stream_(link, poller, rendezvous_stream()), deadline_(now + kPatience) {}
+
+bool RankConnection::silent() { return !stream_.next().has_value() && stream_.open(); }
+
+bool RankConnection::read_join() {
+  const auto words = stream_.next();
+  if (!words.has_value()) return stream_.open();
+  const auto message = decode_message(*words);
+  if (!message.ok() || message->type != MessageType::kJoin) return false;
+  auto join = decode_join(message->body);
+  if (!join.ok()) return false;
+  join_ = *std::move(join);
+  stage_ = Stage::kWaiting;
+  deadline_ = kNever;  // the gathering's business from here
+  return silent();     // a rank says one thing and then waits
+}
+
+void RankConnection::send_answer() {
+  while (sent_ < answer_->size() && stream_.waiting() < kAhead) stream_.send((*answer_)[sent_++]);
+  if (sent_ == answer_->size() && stream_.waiting() == 0) stage_ = Stage::kLeaving;
+}
+
+bool RankConnection::advance(Time now) {
+  if (now >= deadline_) return false;
+  if (stage_ == Stage::kJoining) return read_join();
+  // Closing before the rank has read everything could take the answer away from it: that one hangs
+  // up.
+  if (!silent()) return false;
+  if (stage_ == Stage::kAnswering) send_answer();
+  return stream_.open();
+}
+
+void RankConnection::answer(std::shared_ptr<const std::vector<std::string>> messages, Time now) {
+  answer_ = std::move(messages);
+  sent_ = 0;
+  stage_ = Stage::kAnswering;
+  deadline_ = now + kPatience;
+}
+
+bool RankConnection::hung_up() {
+  stream_.ready |= EPOLLIN;
+  return !silent();
+}
+
 absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
-    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
-    const std::string& advertise) {
+    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks) {
   if (ranks > kMostRanks) {
     return absl::InvalidArgumentError(
         absl::StrCat("a rendezvous of ", ranks, " ranks: there can be ", kMostRanks, " at most"));
@@ -47,7 +128,7 @@ absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
   std::unique_ptr<RendezvousService> service(
       new RendezvousService(key, *listener, *std::move(poller), ranks));
   // The port that BATON_ADVERTISE may name leads to a worker.
-  auto told = net::advertised_as(advertise, *listener, advertise.empty());
+  auto told = net::advertised_as("", *listener, true);
   if (!told.ok()) return told.status();
   service->address_ = *std::move(told);
   absl::Status watched = service->poller_->add(*listener, EPOLLIN, service->listener_watch_);
@@ -75,7 +156,8 @@ void RendezvousService::run_once(absl::Span<pollfd> others, Time until) {
   }
   polled_.assign(others.begin(), others.end());
   polled_.push_back({.fd = poller_->fd(), .events = POLLIN, .revents = 0});
-  const int ready = ::poll(polled_.data(), polled_.size(), milliseconds_until(until, now));
+  const timespec left = base::to_timespec(std::max(Time::zero(), until - now));
+  const int ready = ::ppoll(polled_.data(), polled_.size(), &left, nullptr);
   for (size_t i = 0; i < others.size(); ++i) others[i].revents = ready > 0 ? polled_[i].revents : 0;
   poller_->poll();
 

@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "collectives/launch/gathering.h"
-#include "collectives/launch/rank_connection.h"
 #include "transport/base/unique_fd.h"
 #include "transport/identity.h"
 #include "transport/net/endpoint.h"
@@ -21,13 +20,15 @@
 
 namespace baton::launch {
 
+class RankConnection;
+
 // One thread at a time.
 class RendezvousService {
  public:
   // Arguments as of RendezvousServer::start.
-  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(
-      const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
-      const std::string& advertise = "");
+  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(const ClusterKey& key,
+                                                                   const std::string& host,
+                                                                   uint16_t port, uint32_t ranks);
   ~RendezvousService();
   // "host:port", or several of them with commas between.
   const std::string& address() const { return address_; }

@@ -60,15 +60,6 @@ absl::StatusOr<std::shared_ptr<const ScheduleShape>> shape_of(const ScheduleSpec
       .first->second;
 }
 
-absl::Status check(const CallShape& call) {
-  if (call.ranks == 0 || call.element_bytes == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a call of %u ranks on elements of %u bytes: both must be at least 1",
-                        call.ranks, call.element_bytes));
-  }
-  return absl::OkStatus();
-}
-
 // Seconds for parts of so many bytes, of which pieces in flight take turns in `lanes`.
 double predict(const ScheduleShape& shape, const CostParameters& cost, const CallShape& call,
                size_t part_bytes, uint32_t lanes) {
@@ -98,16 +89,15 @@ void CostModel::set_parameters(const CostParameters& parameters) {
 
 absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                                                           const Override& fixed) const {
-  if (absl::Status status = check(call); !status.ok()) return status;
   std::vector<Algorithm> algorithms = schedules::algorithms_for(call.collective, call.ordered);
-  if (fixed.has_algorithm) algorithms = {fixed.algorithm};
+  if (fixed.algorithm) algorithms = {*fixed.algorithm};
   std::vector<Choice> out;
   absl::Status refused = absl::InvalidArgumentError(
       absl::StrFormat("%s runs by no schedule", std::string(name_of(call.collective))));
   for (Algorithm algorithm : algorithms) {
     const bool hierarchical = algorithm == Algorithm::kHierarchical;
     const uint32_t node_size = parameters_.node_size;
-    if (hierarchical && !fixed.has_algorithm && (node_size == 1 || node_size >= call.ranks)) {
+    if (hierarchical && !fixed.algorithm && (node_size == 1 || node_size >= call.ranks)) {
       continue;  // no hierarchy
     }
     for (uint32_t channels : {1u, 2u}) {

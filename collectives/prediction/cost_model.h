@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,8 +51,7 @@ struct Choice {
 
 // Choices that the caller fixes; the model makes the others.
 struct Override {
-  bool has_algorithm = false;
-  Algorithm algorithm = Algorithm::kRing;
+  std::optional<Algorithm> algorithm = std::nullopt;
   uint32_t channels = 0;   // 0: choose
   size_t chunk_bytes = 0;  // of one message, at most; 0: choose
   bool operator==(const Override&) const = default;
@@ -99,8 +99,8 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
 // values (negative, infinite) are ignored; a field without valid values gets its default.
 CostParameters agree(absl::Span<const CostParameters> measured);
 
-// For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else and
-// for values that are no costs.
+// For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else;
+// agree() sorts out values that are no costs.
 inline constexpr size_t kEncodedCostBytes = 64;
 std::string encode(const CostParameters& parameters);
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);

@@ -70,7 +70,6 @@ class RankLoad {
           sending = false;
           break;
         case Step::Kind::kCopy:
-        case Step::Kind::kReduce:
           load_[kCombinedBytes] += parts;
           break;
         case Step::Kind::kFold:

@@ -125,29 +125,23 @@ void divide_integers(void* target, size_t count, uint32_t by) {
   for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(out[i] / Wide{by});
 }
 
-// No instruction set divides integers. True if the type was one.
-bool divide_if_integer(DataType type, void* target, size_t count, uint32_t by) {
+// No instruction set divides integers.
+void divide_if_integer(DataType type, void* target, size_t count, uint32_t by) {
   switch (type) {
     case DataType::kI8:
-      divide_integers<int8_t>(target, count, by);
-      return true;
+      return divide_integers<int8_t>(target, count, by);
     case DataType::kU8:
-      divide_integers<uint8_t>(target, count, by);
-      return true;
+      return divide_integers<uint8_t>(target, count, by);
     case DataType::kI32:
-      divide_integers<int32_t>(target, count, by);
-      return true;
+      return divide_integers<int32_t>(target, count, by);
     case DataType::kI64:
-      divide_integers<int64_t>(target, count, by);
-      return true;
+      return divide_integers<int64_t>(target, count, by);
     case DataType::kU32:
-      divide_integers<uint32_t>(target, count, by);
-      return true;
+      return divide_integers<uint32_t>(target, count, by);
     case DataType::kU64:
-      divide_integers<uint64_t>(target, count, by);
-      return true;
+      return divide_integers<uint64_t>(target, count, by);
     default:
-      return false;
+      return;
   }
 }
 
@@ -165,12 +159,6 @@ void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const
   HWY_DYNAMIC_DISPATCH(fold_any)
   (type, op, target, sources.data(), sources.size(), count, divide_by);
   if (divide_by > 1) divide_if_integer(type, target, count, divide_by);
-}
-
-void divide(DataType type, void* target, size_t count, uint32_t by) {
-  if (by <= 1 || count == 0 || divide_if_integer(type, target, count, by)) return;
-  const std::array<const void*, 1> sources = {target};
-  fold(type, ReduceOp::kSum, target, sources, count, by);
 }
 
 void multiply(DataType type, void* target, const void* source, const void* factor, size_t count) {

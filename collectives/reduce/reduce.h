@@ -26,9 +26,6 @@ void reduce(DataType type, ReduceOp op, void* target, const void* a, const void*
 void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const> sources,
           size_t count, uint32_t divide_by = 1);
 
-// target[i] /= by, in place: kAvg where a result needed no combination (one rank).
-void divide(DataType type, void* target, size_t count, uint32_t by);
-
 // target[i] = source[i] * factor, one element: what a rank contributes to kPreMulSum. target may be
 // source.
 void multiply(DataType type, void* target, const void* source, const void* factor, size_t count);

@@ -6,17 +6,6 @@
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
-namespace {
-
-// Ranks that may wrap around, as up to two messages of ranks that do not.
-template <typename F>
-void for_runs(uint32_t n, const Ranks& ranks, F f) {
-  const uint32_t before_end = std::min(ranks.count, n - ranks.first);
-  f(ranks.first, before_end);
-  if (ranks.count > before_end) f(0, ranks.count - before_end);
-}
-
-}  // namespace
 
 uint32_t binomial_message(uint32_t ranks) {
   const uint32_t below = power_of_two_from(ranks) / 2;  // the last of the root's branches

@@ -13,14 +13,6 @@
 namespace baton::collectives::schedules {
 namespace {
 
-// Contributions of ranks that may wrap around.
-template <typename F>
-void for_contributions(uint32_t n, const Ranks& ranks, F f) {
-  const uint32_t before_end = std::min(ranks.count, n - ranks.first);
-  if (before_end > 0) f(scratch(ranks.first), before_end);
-  if (ranks.count > before_end) f(scratch(0), ranks.count - before_end);
-}
-
 // All contributions go up to the root, and are folded there.
 void reduce_to_root(Writer& w, uint32_t n, uint32_t rank, const Branch& branch) {
   if (branch.children.empty()) {
@@ -29,16 +21,16 @@ void reduce_to_root(Writer& w, uint32_t n, uint32_t rank, const Branch& branch) 
   }
   w.need_scratch(n);
   for (const Branch::Child& child : branch.children) {
-    for_contributions(n, child.ranks,
-                      [&](Place place, uint32_t parts) { w.receive(child.rank, place, parts); });
+    for_runs(n, child.ranks,
+             [&](uint32_t r, uint32_t count) { w.receive(child.rank, scratch(r), count); });
   }
   if (branch.root) {
     w.fold(output(0), 0);
     return;
   }
   w.copy(scratch(rank), input(0));
-  for_contributions(n, branch.ranks,
-                    [&](Place place, uint32_t parts) { w.send(branch.parent, place, parts); });
+  for_runs(n, branch.ranks,
+           [&](uint32_t r, uint32_t count) { w.send(branch.parent, scratch(r), count); });
 }
 
 void direct_reduce_scatter(uint32_t n, uint32_t rank, Writer& w) {

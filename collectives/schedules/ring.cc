@@ -33,19 +33,6 @@ void ring_all_gather(Writer& w, const Group& group, uint32_t blocks, BlockRange 
   }
 }
 
-Branch chain_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
-  const uint32_t v = (rank + ranks - root) % ranks;
-  Branch branch{.root = v == 0,
-                .parent = (rank + ranks - 1) % ranks,
-                .ranks = {rank, ranks - v},
-                .children = {}};
-  if (v + 1 < ranks) {
-    const uint32_t next = (rank + 1) % ranks;
-    branch.children.push_back({next, {next, ranks - v - 1}});
-  }
-  return branch;
-}
-
 namespace {
 
 // The chain along a ring, from `root` to the rank before it.

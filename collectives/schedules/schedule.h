@@ -53,7 +53,6 @@ struct Step {
     kReceive,        // peer -> target
     kReceiveReduce,  // target = source (+) what came from peer; source may be target
     kCopy,           // target = source
-    kReduce,         // target = target (+) source
     kFold,           // target = the contributions of all ranks, combined in rank order; one part.
                      // Rank i's contribution lies in scratch part source.part + i, our own in
                      // input part target.part. 16-bit floats are combined in f32, rounded once.

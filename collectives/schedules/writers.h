@@ -155,6 +155,13 @@ uint32_t bruck_message(uint32_t ranks);
 struct Ranks {
   uint32_t first = 0, count = 0;
 };
+// As up to two messages of ranks that do not: f(first, count).
+template <typename F>
+void for_runs(uint32_t n, const Ranks& ranks, F f) {
+  const uint32_t before_end = std::min(ranks.count, n - ranks.first);
+  f(ranks.first, before_end);
+  if (ranks.count > before_end) f(0, ranks.count - before_end);
+}
 struct Branch {
   bool root = true;
   uint32_t parent = 0;
@@ -165,7 +172,6 @@ struct Branch {
   };
   std::vector<Child> children;  // in the order in which their data should come
 };
-Branch chain_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 Branch binomial_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 Branch binary_branch(uint32_t ranks, uint32_t root, uint32_t rank, uint32_t channel);
 Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank);

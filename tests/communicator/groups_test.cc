@@ -65,44 +65,6 @@ TEST_P(Groups, RanksThatNeverTalkedCanAtAnyTime) {
   });
 }
 
-// Against a model: who is together, and in which order.
-// Promise(collectives): split() by colour and key puts ranks together as MPI_Comm_split does | no
-//   connection and no socket is made for it
-TEST_P(Groups, SplitPutsTogetherWhomTheModelDoes) {
-  constexpr int kRanks = 4;
-  const auto rounds = static_cast<int>(rounds_of(30, 6));
-  struct Choice {
-    int color, key;
-  };
-  std::mt19937 random(11);
-  std::vector<std::vector<Choice>> choices(rounds, std::vector<Choice>(kRanks));
-  for (auto& round : choices) {
-    for (Choice& one : round) {
-      one = {static_cast<int>(random() % 4) - 1, static_cast<int>(random() % 3) - 1};
-    }
-  }
-  const auto endpoints = open_endpoints(kRanks, GetParam());
-  run_endpoints(endpoints, 7, [&](Communicator& comm) {
-    for (int round = 0; round < rounds; ++round) {
-      const auto& all = choices[round];
-      const Choice mine = all[comm.rank()];
-      std::vector<int> model;
-      for (int r = 0; r < kRanks; ++r) {
-        if (all[r].color == mine.color) model.push_back(r);
-      }
-      std::stable_sort(model.begin(), model.end(),
-                       [&](int a, int b) { return all[a].key < all[b].key; });
-      auto group = comm.split(mine.color, mine.key, group_options(0));
-      ASSERT_TRUE(group.ok()) << group.status();
-      ASSERT_EQ(*group == nullptr, mine.color < 0);
-      if (*group == nullptr) continue;
-      ASSERT_EQ((*group)->ranks(), static_cast<int>(model.size()));
-      ASSERT_EQ(model[(*group)->rank()], comm.rank());
-      ASSERT_EQ(sum_of(**group), expected_sum((*group)->ranks()));
-    }
-  });
-}
-
 TEST_P(Groups, SubgroupsAreCalledByTheirMembersOnly) {
   const auto endpoints = open_endpoints(4, GetParam());
   run_endpoints(endpoints, 7, [](Communicator& comm) {

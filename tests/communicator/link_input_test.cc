@@ -18,7 +18,7 @@ class LinkInput : public testing::Test {
     options.providers = {"shm"};
     options.key = test_key();
     worker_ = *Worker::create(options);
-    memory_ = *Memory::create(*worker_);
+    memory_ = *Memory::create(*worker_, {});
     block_ = *memory_->allocate(4096);
     renew();
   }

@@ -117,4 +117,36 @@ class MessagePlan {
   std::vector<std::vector<PlannedCall>> calls_;  // by rank
 };
 
+// Memory for one call, of the communicator's or from elsewhere.
+class CallMemory {
+ public:
+  CallMemory(Communicator& comm, size_t bytes, bool registered) : comm_(comm) {
+    if (registered) {
+      buffer_ = *comm.allocate(bytes + 1);
+    } else {
+      own_.resize(bytes + 1);
+    }
+  }
+  ~CallMemory() {
+    if (buffer_.data != nullptr) comm_.free(buffer_);
+  }
+  CallMemory(const CallMemory&) = delete;
+  std::byte* data() { return buffer_.data != nullptr ? buffer_.data : own_.data(); }
+
+ private:
+  Communicator& comm_;
+  CommBuffer buffer_;
+  std::vector<std::byte> own_;
+};
+
+// Begins a planned call in this memory.
+inline absl::StatusOr<Work> begin(Communicator& comm, const PlannedCall& call, std::byte* data) {
+  const size_t bytes = call.message.bytes;
+  CallOptions tagged;
+  tagged.tag = call.message.tag;
+  if (!call.sends) return comm.receive_async(data, bytes, DataType::kU8, call.other, tagged);
+  MessagePlan::fill(call.message, data);
+  return comm.send_async(data, bytes, DataType::kU8, call.other, tagged);
+}
+
 }  // namespace baton

@@ -20,43 +20,14 @@ class PointToPoint : public testing::TestWithParam<std::string> {
   static CommunicatorOptions options() { return test_options(GetParam()); }
 };
 
-// Memory for one call, of the communicator's or from elsewhere.
-class CallMemory {
- public:
-  CallMemory(Communicator& comm, size_t bytes, bool registered) : comm_(comm) {
-    if (registered) {
-      buffer_ = *comm.allocate(bytes + 1);
-    } else {
-      own_.resize(bytes + 1);
-    }
-  }
-  ~CallMemory() {
-    if (buffer_.data != nullptr) comm_.free(buffer_);
-  }
-  CallMemory(const CallMemory&) = delete;
-  std::byte* data() { return buffer_.data != nullptr ? buffer_.data : own_.data(); }
-
- private:
-  Communicator& comm_;
-  CommBuffer buffer_;
-  std::vector<std::byte> own_;
-};
-
 void run_plan(Communicator& comm, const MessagePlan& plan, uint64_t seed) {
   const std::vector<PlannedCall>& calls = plan.calls(comm.rank());
   std::vector<std::unique_ptr<CallMemory>> memory;
   std::vector<Work> works;
   std::vector<int> sources(calls.size(), -1);
   for (const PlannedCall& call : calls) {
-    const PlannedMessage& message = call.message;
-    memory.push_back(std::make_unique<CallMemory>(comm, message.bytes, call.registered));
-    if (call.sends) MessagePlan::fill(message, memory.back()->data());
-    CallOptions tagged;
-    tagged.tag = message.tag;
-    auto work =
-        call.sends
-            ? comm.send_async(memory.back()->data(), message.bytes, kBytes, call.other, tagged)
-            : comm.receive_async(memory.back()->data(), message.bytes, kBytes, call.other, tagged);
+    memory.push_back(std::make_unique<CallMemory>(comm, call.message.bytes, call.registered));
+    auto work = begin(comm, call, memory.back()->data());
     ASSERT_TRUE(work.ok()) << work.status();
     works.push_back(*work);
   }

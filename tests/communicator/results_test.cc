@@ -1,7 +1,4 @@
-// Collectives over real providers beside what model_test.cc looks at: memory, links, many at once.
-#include <cstring>
-#include <numeric>
-
+// Collectives over real providers beside what model_test.cc looks at: memory and links.
 #include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
 
@@ -23,12 +20,6 @@ class Results : public testing::TestWithParam<std::tuple<std::string, int>> {
     run_group(ranks(), test_options(provider()), body);
   }
 };
-
-std::vector<float> contribution(int rank, size_t count) {
-  std::vector<float> out(count);
-  for (size_t i = 0; i < count; ++i) out[i] = value(rank, i);
-  return out;
-}
 
 std::vector<float> total(int ranks, size_t count) {
   std::vector<float> out(count);
@@ -100,72 +91,6 @@ TEST_P(Results, LargeMessagesArriveWhereTheyAreWantedAndLinksHoldLittle) {
     EXPECT_LE(comm.stats().link_bytes, peers * 2200 * 1024);
     comm.free(*in);
     comm.free(*out);
-  });
-}
-
-TEST_P(Results, AllToAllOfUnevenBlocks) {
-  run([](Communicator& comm) {
-    const auto n = static_cast<size_t>(comm.ranks());
-    const auto rank = static_cast<size_t>(comm.rank());
-    // Rank a sends 100 (a + 1) + b elements to rank b; those of the last rank are large.
-    auto count_of = [&](size_t from, size_t to) {
-      return from + 1 == n ? 40000 + to : 100 * (from + 1) + to;
-    };
-    std::vector<size_t> send, send_at, receive, receive_at;
-    size_t sent = 0, received = 0;
-    for (size_t r = 0; r < n; ++r) {
-      send.push_back(count_of(rank, r));
-      send_at.push_back(sent);
-      sent += send.back();
-      receive.push_back(count_of(r, rank));
-      receive_at.push_back(received);
-      received += receive.back();
-    }
-    std::vector<int32_t> in(sent), out(received, -1);
-    for (size_t r = 0; r < n; ++r) {
-      std::iota(in.begin() + send_at[r], in.begin() + send_at[r] + send[r],
-                static_cast<int32_t>(1000000 * rank + 100000 * r));
-    }
-    auto work = comm.all_to_all_v_async(in.data(), send, send_at, out.data(), receive, receive_at,
-                                        DataType::kI32);
-    ASSERT_TRUE(work.ok()) << work.status();
-    ASSERT_EQ(comm.wait(*work), absl::OkStatus());
-    for (size_t r = 0; r < n; ++r) {
-      for (size_t i = 0; i < receive[r]; ++i) {
-        ASSERT_EQ(out[receive_at[r] + i], static_cast<int32_t>(1000000 * r + 100000 * rank + i));
-      }
-    }
-  });
-}
-
-TEST_P(Results, ManyCallsInFlightAtOnce) {
-  run([](Communicator& comm) {
-    constexpr size_t kCalls = 40, kCount = 9000;
-    std::vector<std::vector<float>> buffers;
-    std::vector<Work> works;
-    for (size_t c = 0; c < kCalls; ++c) {
-      buffers.push_back(contribution(comm.rank() + static_cast<int>(c), kCount));
-    }
-    for (size_t c = 0; c < kCalls; ++c) {
-      CallOptions options;
-      options.chunk_bytes = 4096;
-      auto work = comm.all_reduce_async(buffers[c].data(), buffers[c].data(), kCount - c,
-                                        DataType::kF32, ReduceOp::kMax, options);
-      ASSERT_TRUE(work.ok()) << work.status();
-      works.push_back(*work);
-    }
-    // Ends may be asked for in any order.
-    for (size_t c = kCalls; c-- > 0;) ASSERT_EQ(comm.wait(works[c]), absl::OkStatus());
-    for (size_t c = 0; c < kCalls; ++c) {
-      for (size_t i = 0; i < kCount - c; ++i) {
-        float best = value(static_cast<int>(c), i);
-        for (int r = 1; r < comm.ranks(); ++r) {
-          best = std::max(best, value(r + static_cast<int>(c), i));
-        }
-        ASSERT_EQ(buffers[c][i], best);
-      }
-    }
-    EXPECT_TRUE(absl::IsNotFound(comm.wait(works[0]))) << "an end is reported once";
   });
 }
 

@@ -13,6 +13,8 @@ namespace {
 //   end, and whoever is left goes on in place, with others or without | seeded schedules of
 //   create, subgroup, split, abort, leaving, death, stops, cut and slow links and reconfigure in
 //   virtual time
+// Promise(collectives): split() by colour and key puts ranks together as MPI_Comm_split does | no
+//   connection and no socket is made for it
 TEST(SimGroups, EveryCallEndsAndWhoIsLeftGoesOn) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
   const Seeds seeds(kSanitized ? 60 : 2000);

@@ -50,42 +50,22 @@ class Calls : public SimGroup {
 
   // Runs a plan of sends and receives, and looks at what has come.
   void exchange(const MessagePlan& plan) {
-    struct Flow {
-      const PlannedCall* planned = nullptr;
-      CommBuffer shared;
-      std::vector<std::byte> own;
-      std::byte* data() { return planned->registered ? shared.data : own.data(); }
-    };
-    std::deque<Flow> flows;
+    std::vector<std::pair<const PlannedCall*, std::unique_ptr<CallMemory>>> flows;
     std::vector<std::pair<size_t, absl::StatusOr<Work>>> works;
     for (size_t node = 0; node < nodes_; ++node) {
       for (const PlannedCall& planned : plan.calls(static_cast<int>(node))) {
-        const size_t bytes = planned.message.bytes;
-        Flow& flow = flows.emplace_back(Flow{&planned, {}, {}});
-        if (planned.registered) {
-          flow.shared = *endpoints_[node]->allocate(bytes + 1);
-        } else {
-          flow.own.resize(bytes + 1);
-        }
-        if (planned.sends) MessagePlan::fill(planned.message, flow.data());
-        CallOptions tagged;
-        tagged.tag = planned.message.tag;
-        works.emplace_back(
-            node, planned.sends ? comms_[node]->send_async(flow.data(), bytes, DataType::kU8,
-                                                           planned.other, tagged)
-                                : comms_[node]->receive_async(flow.data(), bytes, DataType::kU8,
-                                                              planned.other, tagged));
+        flows.emplace_back(&planned, std::make_unique<CallMemory>(
+                                         *comms_[node], planned.message.bytes, planned.registered));
+        works.emplace_back(node, begin(*comms_[node], planned, flows.back().second->data()));
       }
     }
     finish(works);
     std::vector<MessagePlan::Checker> checkers(nodes_);
     for (size_t i = 0; i < flows.size() && !testing::Test::HasFailure(); ++i) {
       const auto& [node, work] = works[i];
-      Flow& flow = flows[i];
-      if (!flow.planned->sends) {
-        checkers[node].check(*flow.planned, comms_[node]->source_of(*work), flow.data());
-      }
-      if (flow.planned->registered) endpoints_[node]->free(flow.shared);
+      const auto& [planned, memory] = flows[i];
+      if (planned->sends) continue;
+      checkers[node].check(*planned, comms_[node]->source_of(*work), memory->data());
     }
   }
 

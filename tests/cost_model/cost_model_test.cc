@@ -90,8 +90,7 @@ TEST(CostModel, NodesWithSlowLinksBetweenThemMakeAHierarchy) {
 TEST(CostModel, TakesWhatTheCallerFixes) {
   const CostModel model = flat_model();
   const CallShape call{.ranks = 8, .bytes = 64 << 20};
-  const auto ring =
-      model.candidates(call, {.has_algorithm = true, .algorithm = Algorithm::kTree, .channels = 2});
+  const auto ring = model.candidates(call, {.algorithm = Algorithm::kTree, .channels = 2});
   ASSERT_TRUE(ring.ok()) << ring.status();
   for (const Choice& choice : *ring) {
     EXPECT_EQ(choice.spec.algorithm, Algorithm::kTree);
@@ -145,12 +144,11 @@ TEST(CostModel, DoesNotDependOnItsPast) {
 
 TEST(CostModel, RefusesWhatDoesNotExist) {
   const CostModel model = flat_model();
-  const Override ring{.has_algorithm = true, .algorithm = Algorithm::kRing};
+  const Override ring{.algorithm = Algorithm::kRing};
   const auto refused = model.choose({.collective = Collective::kAllToAll, .ranks = 4}, ring);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("direct"));
   EXPECT_FALSE(model.choose({.ranks = 0}).ok());
-  EXPECT_FALSE(model.choose({.ranks = 4, .element_bytes = 0}).ok());
   EXPECT_FALSE(model.choose({.collective = Collective::kBroadcast, .ranks = 4, .root = 4}).ok());
 }
 
@@ -194,11 +192,13 @@ TEST(CostParameters, AgreesOnTheMiddle) {
   CostParameters a, b, c;
   a.gamma = 1, b.gamma = 5, c.gamma = 2;
   a.remote.alpha = NAN, b.remote.alpha = 4, c.remote.alpha = 3;
+  a.step = INFINITY, b.step = 1e7, c.step = 0.5;
   a.local.beta = b.local.beta = c.local.beta = -1;
   a.node_size = 8, b.node_size = 8, c.node_size = 0;
   const CostParameters agreed = agree({a, b, c});
   EXPECT_EQ(agreed.gamma, 2);
   EXPECT_EQ(agreed.remote.alpha, 3);
+  EXPECT_EQ(agreed.step, 0.5);
   EXPECT_EQ(agreed.local.beta, LinkCost{}.beta);
   EXPECT_EQ(agreed.node_size, 8u);
   EXPECT_EQ(agreed, agree({c, a, b}));
@@ -221,13 +221,6 @@ TEST(CostParameters, SurviveTheWireAndNothingElseDoes) {
   EXPECT_FALSE(decode_cost_parameters(bytes + "x").ok());
   EXPECT_FALSE(decode_cost_parameters(std::string(kEncodedCostBytes, '\0')).ok());
   EXPECT_FALSE(decode_cost_parameters(std::string(kEncodedCostBytes, '\xff')).ok());
-  for (double wrong : {-1.0, double{NAN}, double{INFINITY}, 1e7}) {
-    CostParameters bad = cost;
-    bad.step = wrong;
-    EXPECT_FALSE(decode_cost_parameters(encode(bad)).ok()) << wrong;
-  }
-  cost.node_size = 0;
-  EXPECT_FALSE(decode_cost_parameters(encode(cost)).ok());
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string encoded = encode(*cost);
     const auto again = prediction::decode_cost_parameters(encoded);
     if (!again.ok() || encode(*again) != encoded) std::abort();
-    if (!(cost->gamma >= 0) || !(cost->local.alpha >= 0)) std::abort();
+    if (!(prediction::agree({&*cost, 1}).gamma >= 0)) std::abort();
   }
   return 0;
 }

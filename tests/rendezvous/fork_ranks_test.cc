@@ -273,22 +273,6 @@ TEST_F(ForkRanks, WhatARankCannotPrintIsAFailure) {
   EXPECT_TRUE(status.ok() && *status == 1) << status.status();
 }
 
-TEST_F(ForkRanks, PrefixesEveryLineOfBothStreams) {
-  ForkOptions prefixed = options(2);
-  prefixed.prefix_output = true;
-  const Captured run = captured(prefixed, [](const Place& place, int) {
-    std::printf("one\n\ntwo of %d", place.rank);  // and no end of line
-    std::fprintf(stderr, "error of %d\n", place.rank);
-    return 0;
-  });
-  for (const char* rank : {"0", "1"}) {
-    EXPECT_THAT(run.out, HasSubstr(absl::StrCat("[", rank, "] one\n")));
-    EXPECT_THAT(run.out, HasSubstr(absl::StrCat("[", rank, "] \n")));
-    EXPECT_THAT(run.out, HasSubstr(absl::StrCat("[", rank, "] two of ", rank, "\n")));
-    EXPECT_THAT(run.err, HasSubstr(absl::StrCat("[", rank, "] error of ", rank, "\n")));
-  }
-}
-
 TEST_F(ForkRanks, OutputThatWasNotFlushedAppearsOnce) {
   testing::internal::CaptureStdout();
   std::printf("of the launcher, ");

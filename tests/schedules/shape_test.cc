@@ -15,8 +15,9 @@ using A = Algorithm;
 using C = Collective;
 using Kind = Step::Kind;
 
-proof::VerifyReport proven(const ScheduleSpec& spec, const proof::VerifyOptions& options = {}) {
-  const auto report = proof::verify(spec, options);
+proof::VerifyReport proven(const ScheduleSpec& spec,
+                           uint32_t sampled_parts = proof::kSampledParts) {
+  const auto report = proof::verify(spec, sampled_parts);
   EXPECT_TRUE(report.ok()) << report.status();
   return report.value_or(proof::VerifyReport{});
 }
@@ -167,7 +168,7 @@ TEST(Shape, ThousandsOfRanksAreProvedBySample) {
     proven({.collective = C::kBroadcast, .algorithm = A::kTree, .ranks = n, .root = n / 3});
     proven({.collective = C::kBarrier, .algorithm = A::kRecursiveDoubling, .ranks = n});
   }
-  proven({.algorithm = A::kHierarchical, .ranks = 4096, .node_size = 8}, {.sampled_parts = 4});
+  proven({.algorithm = A::kHierarchical, .ranks = 4096, .node_size = 8}, 4);
   proven({.algorithm = A::kHierarchical, .ranks = 1000, .node_size = 7});
   proven({.algorithm = A::kHalvingDoubling, .ranks = 1000});
   for (const C collective : {C::kReduceScatter, C::kAllGather}) {

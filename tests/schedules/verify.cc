@@ -17,12 +17,12 @@ bool can_be_in_place(const ScheduleSpec& spec) {
 }  // namespace
 
 absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const ProgramSource& program,
-                                    const VerifyOptions& options) {
+                                    uint32_t sampled_parts) {
   if (absl::Status valid = schedules::validate(spec); !valid.ok()) return valid;
-  const symbolic::Contributions contributions(spec, options.sampled_parts, options.seed);
+  const symbolic::Contributions contributions(spec, sampled_parts);
   VerifyReport report;
   for (uint32_t channel = 0; channel < spec.channels; ++channel) {
-    symbolic::Run run(spec, options, contributions, channel);
+    symbolic::Run run(spec, contributions, channel);
     absl::Status status = run.load(program);
     if (status.ok()) status = run.run(false, report);
     if (status.ok() && can_be_in_place(spec)) status = run.run(true, report);
@@ -31,10 +31,10 @@ absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const ProgramSourc
   return report;
 }
 
-absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, const VerifyOptions& options) {
+absl::StatusOr<VerifyReport> verify(const ScheduleSpec& spec, uint32_t sampled_parts) {
   return verify(
       spec, [&spec](uint32_t rank, uint32_t channel) { return write_program(spec, rank, channel); },
-      options);
+      sampled_parts);
 }
 
 }  // namespace baton::collectives::proof

@@ -16,13 +16,9 @@
 
 namespace baton::collectives::proof {
 
-struct VerifyOptions {
-  uint32_t messages_ahead = schedules::kMessagesAhead;
-  // Above 64 ranks: follow only this many parts, chosen by `seed` (all messages are still matched),
-  // with contributions as random 128-bit fingerprints instead of exact sets.
-  uint32_t sampled_parts = 8;
-  uint64_t seed = 1;
-};
+// Above 64 ranks only so many parts are followed (all messages are still matched), with
+// contributions as random 128-bit fingerprints instead of exact sets.
+inline constexpr uint32_t kSampledParts = 8;
 
 // The message costs of a schedule, counted while it ran.
 struct VerifyReport {
@@ -39,13 +35,13 @@ struct VerifyReport {
 // executor being able to see it, and no rank waits for ever. Otherwise an error that names the
 // rank, the step and the channel.
 absl::StatusOr<VerifyReport> verify(const schedules::ScheduleSpec& spec,
-                                    const VerifyOptions& options = {});
+                                    uint32_t sampled_parts = kSampledParts);
 
 // The same for schedules that are not ours: `program(rank, channel)` is the rank's program.
 using ProgramSource =
     std::function<absl::StatusOr<schedules::Program>(uint32_t rank, uint32_t channel)>;
 absl::StatusOr<VerifyReport> verify(const schedules::ScheduleSpec& spec,
                                     const ProgramSource& program,
-                                    const VerifyOptions& options = {});
+                                    uint32_t sampled_parts = kSampledParts);
 
 }  // namespace baton::collectives::proof

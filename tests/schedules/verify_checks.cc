@@ -21,8 +21,6 @@ const char* name_of(Kind kind) {
       return "receive_reduce";
     case Kind::kCopy:
       return "copy";
-    case Kind::kReduce:
-      return "reduce";
     case Kind::kFold:
       return "fold";
   }

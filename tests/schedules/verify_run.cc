@@ -115,7 +115,7 @@ absl::Status Run::step(uint32_t rank, bool& waits) {
   RankState& state = ranks_[rank];
   const schedules::Step& step = state.program.steps[state.next];
   const bool receives = step.kind == Kind::kReceive || step.kind == Kind::kReceiveReduce;
-  const bool combines = step.kind == Kind::kReceiveReduce || step.kind == Kind::kReduce;
+  const bool combines = step.kind == Kind::kReceiveReduce;
   const bool writes = step.kind != Kind::kSend;
   if (step.final && !combines && step.kind != Kind::kFold) {
     return error(rank, state.next, "is final but combines nothing");
@@ -140,7 +140,7 @@ absl::Status Run::step(uint32_t rank, bool& waits) {
                    absl::StrFormat("sends %d parts at once; this schedule promises at most %d",
                                    step.parts, state.program.max_message_parts));
     }
-    if (link.sent.size() - link.taken >= options_.messages_ahead) {
+    if (link.sent.size() - link.taken >= schedules::kMessagesAhead) {
       waits = true;
       return absl::OkStatus();
     }
@@ -166,9 +166,6 @@ absl::Status Run::step(uint32_t rank, bool& waits) {
                  absl::StrFormat("expects %d parts from rank %d, whose step %d sends %d",
                                  step.parts, step.peer, message->step, message->parts));
   }
-  if (step.kind == Kind::kReduce) {
-    if (absl::Status ok = check_written(rank, step.target, step.parts); !ok.ok()) return ok;
-  }
   const uint32_t from = receives ? 0 : place_of(step.source);
   for (uint32_t i = 0; i < step.parts; ++i) {
     Value value;
@@ -178,9 +175,8 @@ absl::Status Run::step(uint32_t rank, bool& waits) {
       value = state.memory.read(from + i);
     }
     if (combines) {
-      const uint32_t other = step.kind == Kind::kReduce ? target : place_of(step.source);
       Value sum;
-      absl::Status ok = combine(rank, state.memory.read(other + i), value, sum);
+      absl::Status ok = combine(rank, state.memory.read(place_of(step.source) + i), value, sum);
       if (!ok.ok()) return ok;
       sum.final = step.final && sum.followed();
       value = sum;

@@ -50,10 +50,8 @@ struct RankState {
 
 class Run {
  public:
-  Run(const schedules::ScheduleSpec& spec, const VerifyOptions& options,
-      const Contributions& contributions, uint32_t channel)
+  Run(const schedules::ScheduleSpec& spec, const Contributions& contributions, uint32_t channel)
       : spec_(spec),
-        options_(options),
         contributions_(contributions),
         channel_(channel),
         parts_(schedules::parts_of(spec)),
@@ -91,7 +89,6 @@ class Run {
   std::string why_waiting(uint32_t rank) const;
 
   const schedules::ScheduleSpec& spec_;
-  const VerifyOptions& options_;
   const Contributions& contributions_;
   const uint32_t channel_;
   const uint32_t parts_;

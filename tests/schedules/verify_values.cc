@@ -9,16 +9,16 @@ namespace baton::collectives::proof::symbolic {
 namespace {
 
 enum : uint8_t { kUnwritten, kAlike, kKept };
+constexpr uint64_t kSeed = 1;
 
 }  // namespace
 
-Contributions::Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts,
-                             uint64_t seed)
-    : ranks_(spec.ranks), exact_(spec.ranks <= 64), seed_(seed) {
+Contributions::Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts)
+    : ranks_(spec.ranks), exact_(spec.ranks <= 64) {
   if (exact_) return;
   const uint32_t parts = schedules::parts_of(spec);
   for (uint32_t i = 0; i < sampled_parts; ++i) {
-    sample_.push_back(static_cast<uint32_t>(base::splitmix(base::splitmix(seed) + i) % parts));
+    sample_.push_back(static_cast<uint32_t>(base::splitmix(base::splitmix(kSeed) + i) % parts));
   }
   std::sort(sample_.begin(), sample_.end());
 }
@@ -30,7 +30,7 @@ bool Contributions::followed(uint32_t part) const {
 Value Contributions::of(uint32_t rank, uint32_t part) const {
   if (exact_) return {.low = uint64_t{1} << rank, .tag = part};
   if (!followed(part)) return {.tag = Value::kNotFollowed};
-  const uint64_t base = base::splitmix(seed_ ^ base::splitmix((uint64_t{rank} << 32) | part));
+  const uint64_t base = base::splitmix(kSeed ^ base::splitmix((uint64_t{rank} << 32) | part));
   return {.low = base::splitmix(base), .high = base::splitmix(base + 1), .tag = part};
 }
 

@@ -29,7 +29,7 @@ struct Value {
 // The contributions of all ranks.
 class Contributions {
  public:
-  Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts, uint64_t seed);
+  Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts);
 
   bool exact() const { return exact_; }
   // The contribution of one rank to one part.
@@ -43,7 +43,6 @@ class Contributions {
   bool followed(uint32_t part) const;
   uint32_t ranks_;
   bool exact_;
-  uint64_t seed_;
   std::vector<uint32_t> sample_;  // sorted
 };
 

@@ -1,5 +1,5 @@
 // Faults at each place, one after the other: every acknowledgement is the first that is lost, with
-// its link or with all of them; and programs that stand still, or are started anew.
+// its link or with all of them; and programs that stand still, or leave.
 #include "tests/sim/cluster.h"
 #include "tests/test.h"
 
@@ -184,90 +184,6 @@ TEST(Frozen, APeerLosesNothing) {
   exchange.expect_exact();
   EXPECT_EQ(exchange.stats().rails_lost + worker.stats().peers_lost, 0u);
 }
-
-// Lost while it stands still, and called until it answers.
-TEST(Frozen, APeerThatIsLostMeanwhileIsMetAgain) {
-  Exchange exchange({.rails = 2, .link = {.bytes_per_second = 1e8}, .slice_bytes = 2048});
-  SimFabric& fabric = exchange.cluster.fabric;
-  const Time start = fabric.clock().now();
-  fabric.freeze(1, start, start + seconds(3));
-  exchange.submit_all();
-  for (size_t rail = 0; rail < 2; ++rail) {
-    fabric.flap(0, 1, rail, start + microseconds(50), start + milliseconds(100));
-  }
-  ASSERT_TRUE(exchange.run());
-  exchange.expect_exact();
-  EXPECT_GE(fabric.clock().now(), start + seconds(3));
-  EXPECT_GT(exchange.stats().peers_resumed, 0u);
-}
-
-// With work open at both sides.
-enum class How : uint8_t { kByACrash, kInOrder, kInOrderWithALinkDown };
-class StartedAnew : public testing::TestWithParam<How> {};
-
-// Promise(lost): A restarted process is a different peer: nothing of the old one lands in the new
-//   one | each process draws a new uid; regions have keys
-TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
-  const bool crash = GetParam() == How::kByACrash;
-  Exchange exchange(
-      {.rails = 2, .link = {.bytes_per_second = 2e7}, .slice_bytes = 2048, .rail_depth = 4});
-  SimCluster& cluster = exchange.cluster;
-  SimFabric& fabric = cluster.fabric;
-  exchange.submit_all();
-  fabric.run_for(microseconds(100));
-  ASSERT_FALSE(ended(*cluster.worker(0).state(exchange.ids[4]))) << "nothing is open";
-  if (crash) {
-    fabric.kill(1, fabric.clock().now());
-    fabric.run_for(microseconds(100));
-  }
-  if (GetParam() == How::kInOrderWithALinkDown) {
-    fabric.cut(0, 1, 1, fabric.clock().now() + milliseconds(2));
-  }
-  cluster.stop(1);
-  cluster.start(1, 2 * kTransfers * kBlock);
-  auto& memory = cluster.members[1].memory;
-  std::fill(memory.begin(), memory.end(), kReused);
-
-  // What is open ends soon, and says why.
-  const Time back = fabric.clock().now();
-  for (size_t i = 0; i < kTransfers; ++i) {
-    if (Exchange::from(i) == 1) continue;
-    ASSERT_TRUE(cluster.run_to_end(0, exchange.ids[i], seconds(2)));
-    const absl::Status status = cluster.worker(0).status(exchange.ids[i]);
-    if (status.ok()) continue;  // had landed before
-    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                crash ? HasSubstr("another worker") : HasSubstr("closed the connection"));
-  }
-  EXPECT_LT(fabric.clock().now() - back, seconds(2));
-  EXPECT_EQ(cluster.worker(0).peer_state(exchange.peers[0]), PeerState::kDown);
-  EXPECT_EQ(cluster.worker(0).stats().open_transfers, 0u);
-
-  // The new one is a peer as any other, and knows nothing of what was.
-  auto [peer, other] = cluster.connect(0, 1);
-  fabric.run_for(seconds(1));
-  EXPECT_EQ(std::count(memory.begin(), memory.end(), kReused),
-            static_cast<ptrdiff_t>(memory.size()));
-  EXPECT_FALSE(cluster.worker(1).next_notification(exchange.got));
-  TransferRequest request = cluster.request(Op::kWrite, 0, peer, 1, kBlock);
-  request.notify = "to the new one";
-  const TransferId id = *cluster.worker(0).submit(request);
-  ASSERT_TRUE(cluster.run_to_end(0, id));
-  EXPECT_TRUE(cluster.worker(0).status(id).ok()) << cluster.worker(0).status(id);
-  fabric.run_for(milliseconds(1));
-  ASSERT_TRUE(cluster.worker(1).next_notification(exchange.got));
-  EXPECT_EQ(exchange.got.payload, "to the new one");
-  EXPECT_TRUE(std::equal(memory.begin(), memory.begin() + kBlock, exchange.source(0)));
-  EXPECT_THAT(fabric.violations(), IsEmpty());
-}
-
-INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew,
-                         testing::Values(How::kByACrash, How::kInOrder, How::kInOrderWithALinkDown),
-                         [](const auto& of) {
-                           return of.param == How::kByACrash  ? "ByACrash"
-                                  : of.param == How::kInOrder ? "InOrder"
-                                                              : "InOrderWithALinkDown";
-                         });
 
 // One rail hears the goodbye while it carries something; by the link of the other, which is quiet,
 // it does not come. Nobody sends anything by that who does not have to.

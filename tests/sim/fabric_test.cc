@@ -3,7 +3,6 @@
 
 #include "tests/sim/cluster.h"
 #include "tests/test.h"
-#include "tests/transport/fading_memory.h"
 
 namespace baton::sim {
 namespace {
@@ -11,7 +10,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
@@ -29,63 +27,6 @@ TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
     }
   }
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
-}
-
-TEST(SimFabric, RailsAddUp) {
-  SimCluster cluster({.rails = 4,
-                      .link = {.bytes_per_second = 1e9, .latency = microseconds(1)},
-                      .slice_bytes = 64 << 10},
-                     16 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  const Time start = cluster.fabric.clock().now();
-  auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 16 << 20));
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  const double took = static_cast<double>((cluster.fabric.clock().now() - start).count());
-  EXPECT_NEAR(took, (16 << 20) / 4.0, 0.01 * (16 << 20));
-}
-
-TEST(SimFabric, MemoryThatIsGoneEndsItsTransfer) {
-  SimCluster cluster({}, 1 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  const FadingMemory near(64 << 10, Fading::kUnmapped), far(64 << 10, Fading::kTruncated);
-  const auto region = cluster.worker(0).register_memory(near.data, near.size);
-  const auto theirs = cluster.worker(1).register_memory(far.data, far.size);
-  ASSERT_TRUE(region.ok() && theirs.ok());
-  near.fade();
-  far.fade();
-  for (Op op : {Op::kWrite, Op::kRead}) {
-    TransferRequest ours = cluster.request(op, 0, peer, 1, 40'000);
-    ours.local = *region;
-    TransferRequest there = cluster.request(op, 0, peer, 1, 40'000);
-    there.remote = *cluster.worker(1).remote_region(*theirs);
-    for (const TransferRequest& request : {ours, there}) {
-      const auto id = cluster.worker(0).submit(request);
-      ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
-      EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kFailed);
-      EXPECT_THAT(std::string(cluster.worker(0).status(*id).message()),
-                  HasSubstr("no longer mapped"));
-    }
-  }
-  const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 40'000));
-  ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
-  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
-}
-
-TEST(SimFabric, TimersOfTheWorkerEndOnTime) {
-  SimCluster cluster({.link = {.bytes_per_second = 1e6}, .queue_depth = 1, .slice_bytes = 1000},
-                     1 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  TransferRequest request = cluster.request(Op::kWrite, 0, peer, 1, 1 << 20);
-  request.timeout = milliseconds(20);
-  const Time start = cluster.fabric.clock().now();
-  auto id = cluster.worker(0).submit(request);
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kDeadline);
-  // The slice on the wire cannot be called back: it takes at most its millisecond.
-  EXPECT_GE(cluster.fabric.clock().now() - start, milliseconds(20));
-  EXPECT_LE(cluster.fabric.clock().now() - start, milliseconds(22));
 }
 
 // Some traffic in bad conditions; returns what identifies the run.
@@ -143,19 +84,6 @@ TEST(SimFabric, AFlappingRailLosesNothingAndComesBack) {
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
 }
 
-TEST(SimFabric, AShortFlapIsOnlyRetries) {
-  SimCluster cluster({.link = {.bytes_per_second = 1e9}}, 8 << 20);
-  auto [peer, back] = cluster.connect(0, 1);
-  const Time start = cluster.fabric.clock().now();
-  cluster.fabric.flap(0, 1, 0, start + milliseconds(1), start + milliseconds(2));
-  auto id = cluster.worker(0).submit(cluster.request(Op::kRead, 0, peer, 1, 8 << 20));
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
-  EXPECT_EQ(cluster.fabric.stats().rails_lost, 0u);
-  EXPECT_GT(cluster.fabric.stats().timeouts, 0u);
-}
-
 TEST(SimFabric, ADeadPeerFailsEveryOpenTransferInBoundedTime) {
   SimCluster cluster({.nodes = 3, .rails = 2, .link = {.bytes_per_second = 1e9}}, 8 << 20);
   auto [peer, back] = cluster.connect(0, 1);
@@ -182,51 +110,6 @@ TEST(SimFabric, ADeadPeerFailsEveryOpenTransferInBoundedTime) {
   ASSERT_TRUE(cluster.run_to_end(0, *id));
   EXPECT_TRUE(cluster.worker(0).status(*id).ok());
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
-}
-
-TEST(SimFabric, ConnectingSaysWhyItFails) {
-  SimCluster cluster({.nodes = 3}, 4096);
-  const auto connect_fails = [&](const std::string& address) {
-    auto peer = cluster.worker(0).connect(address);
-    EXPECT_TRUE(peer.ok());
-    EXPECT_TRUE(cluster.fabric.run_until(
-        [&] { return cluster.worker(0).peer_state(*peer) == PeerState::kDown; }, seconds(1)));
-    return std::string(cluster.worker(0).peer_status(*peer).message());
-  };
-  const std::string address = cluster.worker(1).address();
-  cluster.stop(1);
-  EXPECT_THAT(connect_fails(address), HasSubstr("no worker on node 1"));
-  cluster.start(1, 4096);
-  EXPECT_THAT(connect_fails(address), HasSubstr("another worker"));
-  cluster.stop(1);
-  cluster.start(1, 4096, 256, test_key("quite another secret"));
-  EXPECT_THAT(connect_fails(cluster.worker(1).address()), HasSubstr("cluster key"));
-  cluster.fabric.kill(2, cluster.fabric.clock().now());
-  EXPECT_THAT(connect_fails(cluster.worker(2).address()), HasSubstr("did not answer"));
-}
-
-TEST(SimFabric, ARingOfManyWorkersRunsInOneProcess) {
-  constexpr size_t kNodes = 48;
-  SimCluster cluster({.nodes = kNodes, .link = {.bytes_per_second = 1e9, .latency = Time(1000)}},
-                     1 << 16);
-  std::vector<PeerId> next(kNodes);
-  for (size_t i = 0; i < kNodes; ++i) next[i] = cluster.connect(i, (i + 1) % kNodes).first;
-  const Time start = cluster.fabric.clock().now();
-  std::vector<TransferId> ids;
-  for (size_t i = 0; i < kNodes; ++i) {
-    ids.push_back(*cluster.worker(i).submit(
-        cluster.request(Op::kWrite, i, next[i], (i + 1) % kNodes, 1 << 16)));
-  }
-  ASSERT_TRUE(cluster.fabric.run_until(
-      [&] {
-        for (size_t i = 0; i < kNodes; ++i) {
-          if (!ended(*cluster.worker(i).state(ids[i]))) return false;
-        }
-        return true;
-      },
-      seconds(1)));
-  // Every pair has a link of its own, so all of them take as long as one.
-  EXPECT_EQ(cluster.fabric.clock().now() - start, Time((1 << 16) + 2000));
 }
 
 }  // namespace

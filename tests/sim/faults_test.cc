@@ -263,6 +263,8 @@ class FaultSchedules : public testing::TestWithParam<int> {};
 
 // Promise(lost): In 5,000 seeded schedules of kills, cuts, stops and deadlines each transfer ends
 //   once and nothing lands late, with every block reused at once | sessions, receipts and fences
+// Promise(lost): A restarted process is a different peer: nothing of the old one lands in the new
+//   one | each process draws a new uid; regions have keys
 TEST_P(FaultSchedules, EveryTransferEndsExactly) {
   const Seeds seeds(kPerShard * kShards);
   // Neighbours differ in kind, so a shard has a stretch of them.
