@@ -559,12 +559,17 @@ TEST_P(Groups, AForkedChildHasNoneOfItsParents) {
 // end. `end` counts them.
 void live(const std::vector<std::shared_ptr<Endpoint>>& endpoints, uint64_t uuid, size_t end) {
   const auto handles = handles_of(endpoints);
+  std::atomic<int> summed = 0;
   on_threads(2, [&](int rank) {
     std::vector<float> data(1 << 20);
     auto comm = *Communicator::create(endpoints[rank], handles, group_options(uuid));
     ASSERT_EQ(sum_of(*comm, 1, 50000), 3);
     auto part = *comm->split(0, rank, group_options(0));
     ASSERT_EQ(sum_of(*part, 1, 50000), 3);
+    // An abort of one rank ends calls that the other is still in.
+    ++summed;
+    until([&] { return summed == 2; }, [&] { endpoints[rank]->progress(); },
+          [&] { return absl::StrCat("rank ", rank, ": the other has no sum"); });
     const auto sum = [&] {
       return part->all_reduce_async(data.data(), data.data(), data.size(), DataType::kF32,
                                     ReduceOp::kSum);
