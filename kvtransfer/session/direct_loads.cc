@@ -132,6 +132,7 @@ class Into : public KvMover::Incoming {
     return std::all_of(sources_.begin(), sources_.end(),
                        [&](const From& from) { return from.here[layer].has(tokens); });
   }
+  void plan(From& from);  // sets why_ where there is no route
   absl::Status check(const Passage& one, uint32_t layer, KvTokens tokens,
                      absl::Span<const int64_t> told, uint64_t before) const;
 
@@ -146,6 +147,14 @@ class Into : public KvMover::Incoming {
 void Into::join(size_t number, std::shared_ptr<const KvMover::Source> source) {
   From& from = sources_[number];
   from.theirs = std::static_pointer_cast<const Theirs>(source);
+  plan(from);
+  if (!why_.ok()) return;
+  for (uint32_t layer = 0; layer < cache_.layers.size(); ++layer) {
+    if (!moves(from.routes->passages[layer])) from.here[layer].add(run(layer).tokens);
+  }
+}
+
+void Into::plan(From& from) {
   const Theirs& theirs = *from.theirs;
   const KvShare share = from.share.value_or(
       KvShare{theirs.ranks, rank_of(theirs.agent, theirs.ranks), cache_.worker.rank});
@@ -153,18 +162,14 @@ void Into::join(size_t number, std::shared_ptr<const KvMover::Source> source) {
     return routes_of(cache_, Op::kRead, theirs.agent, theirs.layers, share,
                      cache_.checks && theirs.checks);
   });
-  if (!from.routes->why.ok()) {
-    why_ = absl::Status(from.routes->why.code(),
-                        absl::StrCat("prefill ", theirs.agent, ": ", from.routes->why.message()));
-    return;
-  }
-  for (uint32_t layer = 0; layer < cache_.layers.size(); ++layer) {
-    if (!moves(from.routes->passages[layer])) from.here[layer].add(run(layer).tokens);
-  }
+  const absl::Status& why = from.routes->why;
+  if (why.ok()) return;
+  why_ = absl::Status(why.code(), absl::StrCat("prefill ", theirs.agent, ": ", why.message()));
 }
 
 absl::Status Into::ready(size_t from, const json& parts) {
   From& source = sources_[from];
+  plan(source);  // prefill may have come back since join(): see DirectMover::reach()
   if (!why_.ok()) return why_;
   for (const json& part : parts) {
     const auto row = part.at(0).get<uint32_t>();

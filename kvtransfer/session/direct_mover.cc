@@ -141,7 +141,10 @@ absl::StatusOr<std::shared_ptr<KvMover::Source>> DirectMover::reach(
     const std::string& prefill, std::shared_ptr<Source> source,
     const std::shared_ptr<Source>& before) {
   auto& theirs = static_cast<Theirs&>(*source);
-  if (before != nullptr && static_cast<Theirs&>(*before).said == theirs.said) return before;
+  if (before != nullptr && static_cast<Theirs&>(*before).said == theirs.said) {
+    static_cast<Theirs&>(*before).routes = {};  // plans belong to the agent that it was
+    return before;
+  }
   theirs.agent = prefill;
   return source;
 }

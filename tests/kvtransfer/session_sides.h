@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtransfer/agent.h"
@@ -28,8 +29,9 @@ inline std::unique_ptr<Agent> session_agent(const std::string& name, bool thread
 }
 
 struct SessionSide {
-  SessionSide(const std::string& name, bool thread)
-      : memory(kBytes * kBlocks), its(session_agent(name, thread)) {
+  SessionSide(const std::string& name, bool thread,
+              std::vector<std::byte> its_memory = std::vector<std::byte>(kBytes * kBlocks))
+      : memory(std::move(its_memory)), its(session_agent(name, thread)) {
     const Descriptor range{address(), memory.size(), 0};
     EXPECT_TRUE(its->register_memory(absl::MakeConstSpan(&range, 1)).ok());
   }

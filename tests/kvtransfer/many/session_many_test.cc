@@ -19,16 +19,19 @@ constexpr Time kMinute = std::chrono::seconds(60);
 enum Way : uint64_t { kRead, kPush, kHears, kWays };
 
 struct End : SessionSide {
-  End(const std::string& name, const Clock& clock)
-      : SessionSide(name, false), session(SessionSide::session(clock, kMinute)) {}
+  template <typename... Memory>
+  End(const std::string& name, const Clock& clock, Memory... given)
+      : SessionSide(name, false, std::move(given)...),
+        session(SessionSide::session(clock, kMinute)) {}
   ~End() { session->close(); }
   std::unique_ptr<KvSession> session;
 };
 
 class SessionManyTest : public ::testing::Test {
  protected:
-  End* add(const std::string& name) {
-    return ends_.emplace_back(std::make_unique<End>(name, clock_)).get();
+  template <typename... Memory>
+  End* add(const std::string& name, Memory... given) {
+    return ends_.emplace_back(std::make_unique<End>(name, clock_, std::move(given)...)).get();
   }
   void remove(End* end) {
     std::erase_if(ends_, [end](const auto& each) { return each.get() == end; });
@@ -197,6 +200,31 @@ TEST_P(SessionWays, AReaderThatComesBackUnderItsNameGetsAll) {
   EXPECT_EQ(*decode->block(4), std::byte{43});
   pass(2 * kMinute, std::chrono::seconds(10));
   until([&] { return released_.contains(send); });
+}
+
+// It describes its cache with the same words as before, but plans belong to the agent that it was.
+TEST_P(SessionWays, APrefillThatComesBackAndAsksFirstIsPlannedAnew) {
+  half(way());
+  other_half();
+  until([&] { return loaded_.contains(1); });
+  std::vector<std::byte> memory = std::move(prefill.memory);
+  remove(&prefill);
+  End& again = *add("prefill/0", std::move(memory));
+  const uint64_t other = decode->session->open("u", 16);
+  EXPECT_TRUE(decode->session->save(other, 0, 0, {1}).ok());
+  KvTransfer from = decode->session->params_of("u");
+  from.agent = "decode";
+  load(again, from, 2, kRead);
+  until([&] { return loaded_.contains(2); });
+  EXPECT_TRUE(loaded_[2].ok()) << loaded_[2];
+  std::memset(again.block(5), 44, kBytes);
+  send = again.session->open("v", 16);
+  EXPECT_TRUE(again.session->save(send, 0, 0, {5}).ok());
+  again.session->hold(send);
+  load(*decode, at(again, "v"), 3, way(), {3});
+  until([&] { return loaded_.contains(3); });
+  EXPECT_TRUE(loaded_[3].ok()) << loaded_[3];
+  EXPECT_EQ(*decode->block(3), std::byte{44});
 }
 
 // What came of it is right or has failed; the blocks are free in any case.
