@@ -27,11 +27,14 @@ struct Nothing : ::testing::Test {
   // before.
   template <typename Out, typename Call>
   void fails(const char* what, const Call& call) {
-    Out out;
-    std::memset(&out, 7, sizeof out);
-    const Out nothing{};
-    EXPECT_LT(call(&out), 0) << what;
-    EXPECT_EQ(std::memcmp(&out, &nothing, sizeof out), 0) << what;
+    struct Held {
+      Out out;
+    };
+    Held held;
+    std::memset(&held, 7, sizeof held);
+    const Held nothing{};
+    EXPECT_LT(call(&held.out), 0) << what;
+    EXPECT_EQ(std::memcmp(&held, &nothing, sizeof held), 0) << what;
   }
   alignas(8) char memory[2 * 4 * 4 * 8] = {};
   baton_descriptor whole{reinterpret_cast<uint64_t>(memory), sizeof memory, 0};

@@ -49,8 +49,9 @@ class AcceptorProvider : public Provider {
 
   absl::Status make_poller() {
     auto poller = Poller::create();
-    if (poller.ok()) shared_->poller = *std::move(poller);
-    return poller.status();
+    if (!poller.ok()) return poller.status();
+    shared_->poller = *std::move(poller);
+    return absl::OkStatus();
   }
   // Whether the provider can be used, and if not, why.
   void set_available(const absl::Status& status) {

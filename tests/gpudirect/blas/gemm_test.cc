@@ -27,19 +27,19 @@ struct FakeBlas {
   int algorithms = 3;        // the first splits sums, the second needs a workspace
   bool rows_differ = false;  // an algorithm that is another for many rows
   uint64_t most_rows = 1 << 20;
-  static FakeBlas* now;
+  static FakeBlas* current;
 };
-FakeBlas* FakeBlas::now = nullptr;
+FakeBlas* FakeBlas::current = nullptr;
 
 template <class T, class... Values>
 int make(void** out, Values... values) {
   *out = new T{values...};
-  FakeBlas::now->objects.insert(*out);
+  FakeBlas::current->objects.insert(*out);
   return 0;
 }
 template <class T>
 int unmake(void* object) {
-  if (FakeBlas::now->objects.erase(object) == 0) return 7;
+  if (FakeBlas::current->objects.erase(object) == 0) return 7;
   delete static_cast<T*>(object);
   return 0;
 }
@@ -47,7 +47,7 @@ int unmake(void* object) {
 int matmul(BlasHandle, BlasDescription, const void* alpha, const void* a, BlasLayout of_a,
            const void* b, BlasLayout of_b, const void* beta, const void* c, BlasLayout, void* d,
            BlasLayout of_d, const BlasAlgorithm* algorithm, void*, size_t bytes, Stream) {
-  FakeBlas& blas = *FakeBlas::now;
+  FakeBlas& blas = *FakeBlas::current;
   const auto &w = *static_cast<const Layout*>(of_a), &rows = *static_cast<const Layout*>(of_b),
              &out = *static_cast<const Layout*>(of_d);
   if (!blas.transposed || *static_cast<const float*>(alpha) != 1 || c != d || bytes != 0 ||
@@ -78,7 +78,7 @@ int matmul(BlasHandle, BlasDescription, const void* alpha, const void* a, BlasLa
 }
 
 CublasLt table_of(FakeBlas& blas) {
-  FakeBlas::now = &blas;
+  FakeBlas::current = &blas;
   CublasLt table;
   table.cublasLtGetVersion = [] { return size_t{130002}; };
   table.cublasLtCreate = [](BlasHandle* out) { return make<int>(out); };
@@ -89,7 +89,7 @@ CublasLt table_of(FakeBlas& blas) {
   table.cublasLtMatmulDescDestroy = unmake<int>;
   table.cublasLtMatmulDescSetAttribute = [](BlasDescription, int attribute, const void* value,
                                             size_t) {
-    FakeBlas::now->transposed =
+    FakeBlas::current->transposed =
         attribute == kTransposeA && *static_cast<const int32_t*>(value) == kTransposed;
     return 0;
   };
@@ -106,7 +106,7 @@ CublasLt table_of(FakeBlas& blas) {
   table.cublasLtMatmulAlgoGetHeuristic = [](BlasHandle, BlasDescription, BlasLayout, BlasLayout,
                                             BlasLayout, BlasLayout, BlasPreference, int wanted,
                                             BlasChoice* choices, int* found) {
-    *found = std::min(wanted, FakeBlas::now->algorithms);
+    *found = std::min(wanted, FakeBlas::current->algorithms);
     for (int i = 0; i < *found; ++i) {
       choices[i] = {};
       choices[i].algorithm.data[0] = static_cast<uint64_t>(i);
@@ -122,7 +122,7 @@ CublasLt table_of(FakeBlas& blas) {
   };
   table.cublasLtMatmulAlgoCheck = [](BlasHandle, BlasDescription, BlasLayout, BlasLayout b,
                                      BlasLayout, BlasLayout, const BlasAlgorithm*, BlasChoice*) {
-    return static_cast<const Layout*>(b)->columns <= FakeBlas::now->most_rows ? 0 : 15;
+    return static_cast<const Layout*>(b)->columns <= FakeBlas::current->most_rows ? 0 : 15;
   };
   table.cublasLtMatmul = matmul;
   return table;
