@@ -1,10 +1,7 @@
 // An agent and a cache of one layer, for tests of sessions.
 #pragma once
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/agent.h"
 #include "kvtransfer/session/direct_mover.h"
@@ -52,6 +49,15 @@ struct SessionSide {
   }
   std::vector<std::byte> memory;
   std::unique_ptr<Agent> its;
+};
+
+// With its session, which moves nothing but by turn().
+struct SessionEnd : SessionSide {
+  SessionEnd(const std::string& name, const Clock& clock, Time lease = Time::zero(),
+             bool thread = false)
+      : SessionSide(name, thread), session(SessionSide::session(clock, lease)) {}
+  ~SessionEnd() { session->close(); }
+  std::unique_ptr<KvSession> session;
 };
 
 }  // namespace baton::kvtransfer
