@@ -1,11 +1,8 @@
 // A program that a test starts, listens to and kills.
 #pragma once
 
-#include <spawn.h>
-
 #include "tests/test.h"
-
-extern char** environ;
+#include "transport/base/child.h"
 
 namespace baton {
 
@@ -19,12 +16,13 @@ class PeerProcess {
     int up[2], down[2];
     EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, down[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, up[1], 1);
-    EXPECT_EQ(posix_spawn(&pid_, program, &actions, nullptr, words.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
+    pid_ = base::fork_child();
+    if (pid_ == 0) {
+      dup2(down[0], 0);
+      dup2(up[1], 1);
+      execv(program, words.data());
+      _exit(127);
+    }
     close(up[1]);
     close(down[0]);
     out_ = fdopen(up[0], "r");
@@ -57,9 +55,9 @@ class PeerProcess {
     waitpid(pid_, nullptr, WUNTRACED);
   }
   void go_on() const { kill(pid_, SIGCONT); }
-  void kill_it() {
+  void kill_it(int signal = SIGKILL) {
     if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
+    kill(pid_, signal);
     waitpid(pid_, nullptr, 0);
     pid_ = -1;
   }

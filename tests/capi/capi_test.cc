@@ -74,16 +74,6 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   EXPECT_THAT(error.text, HasSubstr("already released"));
 }
 
-TEST_F(Capi, AnAgentWithTheDefaultsIsOneName) {
-  baton_agent* agent = nullptr;
-  ASSERT_EQ(baton_agent_open("c", &agent, &error), BATON_OK) << error.text;
-  EXPECT_STREQ(baton_agent_name(agent), "c");
-  baton_agent_destroy(agent);
-  EXPECT_EQ(baton_agent_open(nullptr, &agent, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(agent, nullptr);
-  EXPECT_EQ(baton_agent_open("c", nullptr, &error), BATON_ERR_INVALID_PARAM);
-}
-
 TEST_F(Capi, RowsAreRegisteredAndPreparedOrNeither) {
   std::vector<char> memory(64 * 100);
   const auto address = reinterpret_cast<uint64_t>(memory.data());
@@ -193,6 +183,12 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_agent_progress(none), 0);
   EXPECT_EQ(baton_agent_has_remote(none, "b", 0, nullptr, 0), 0);
   baton_agent_destroy(none);
+  EXPECT_EQ(baton_agent_open("c", nullptr, &error), BATON_ERR_INVALID_PARAM);
+  ASSERT_EQ(baton_agent_open("c", &none, &error), BATON_OK) << error.text;
+  EXPECT_STREQ(baton_agent_name(none), "c");
+  baton_agent_destroy(none);
+  EXPECT_EQ(baton_agent_open(nullptr, &none, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(none, nullptr);
   baton_bytes_free(nullptr);
   baton_transfer_abandon(none, 1);
   EXPECT_EQ(baton_transfer_wait(none, 1, 0, &error), BATON_ERR_INVALID_PARAM);

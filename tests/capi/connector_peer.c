@@ -1,10 +1,8 @@
-// A prefill engine in C, in a process of its own: prints its address, then computes what is asked
-// for until it is killed. The KV of a token is what it and the layer say. With a number, it stands
-// still before the layer of that number.
+// A prefill engine in C, in a process of its own: prints its address, computes the first layer of
+// what it is asked for, says so, and stands still until it is killed.
 #include <baton/baton.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define LAYERS 3
@@ -20,8 +18,7 @@ static void check(int32_t result, const baton_error* error) {
   exit(1);
 }
 
-int main(int argc, char** argv) {
-  const int stop_before = argc > 1 ? atoi(argv[1]) : -1;
+int main(void) {
   baton_error error = BATON_ERROR_INIT;
   baton_kv_connector_options options;
   baton_kv_connector_options_init(&options, sizeof options);
@@ -51,37 +48,18 @@ int main(int argc, char** argv) {
   fflush(stdout);
   baton_bytes_free(&address);
 
-  for (;;) {
-    baton_kv_job job;
-    job.size = sizeof job;
-    const int32_t got = baton_kv_job_next(connector, &job, &error);
-    if (got == BATON_ERR_NOT_FOUND) {
-      baton_kv_connector_wait(connector, 1000000000, &error);
-      continue;
-    }
-    check(got, &error);
-    uint32_t blocks[BLOCKS];
-    const size_t count = (job.token_count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    for (size_t i = 0; i < count; ++i) blocks[i] = (uint32_t)(BLOCKS - 1 - i);
-    for (int layer = 0; layer < LAYERS; ++layer) {
-      if (layer == stop_before) {
-        puts("stands");
-        fflush(stdout);
-        pause();
-      }
-      for (size_t t = 0; t < job.token_count; ++t) {
-        for (int which = 0; which < 2; ++which) {
-          memset(cache[layer][which][blocks[t / BLOCK_TOKENS]][t % BLOCK_TOKENS],
-                 job.tokens[t] + layer + which, ROW);
-        }
-      }
-      // What decode has given up meanwhile is finished all the same.
-      baton_kv_job_save_layer(connector, job.job, (uint32_t)layer, 0, blocks, count, &error);
-    }
-    check(baton_kv_job_give_payload(connector, job.job, "token 5", 7, &error), &error);
-    check(baton_kv_job_finish(connector, job.job, BATON_OK, 0, &error), &error);
-    while (baton_kv_job_state(connector, job.job, &error) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(connector, 10000000, &error);
-    }
+  baton_kv_job job;
+  job.size = sizeof job;
+  int32_t got = BATON_ERR_NOT_FOUND;
+  while ((got = baton_kv_job_next(connector, &job, &error)) == BATON_ERR_NOT_FOUND) {
+    baton_kv_connector_wait(connector, 1000000000, &error);
   }
+  check(got, &error);
+  uint32_t blocks[BLOCKS];
+  const size_t count = (job.token_count + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+  for (size_t i = 0; i < count; ++i) blocks[i] = (uint32_t)(BLOCKS - 1 - i);
+  check(baton_kv_job_save_layer(connector, job.job, 0, 0, blocks, count, &error), &error);
+  puts("stands");
+  fflush(stdout);
+  for (;;) pause();
 }

@@ -12,37 +12,16 @@ using baton::until;
 using ::testing::HasSubstr;
 
 using baton::capi_tests::kLong;
-constexpr uint32_t kLayers = 3, kBlocks = 8, kBlockTokens = 16, kRow = 16;
+constexpr uint32_t kLayers = 3, kBlocks = 8, kBlockTokens = 16;
 
 // It stands still before its second layer.
 struct Peer : baton::PeerProcess {
-  Peer() : PeerProcess(CONNECTOR_PEER, "1") {}
+  Peer() : PeerProcess(CONNECTOR_PEER) {}
 };
 
 struct ConnectorInC : ::testing::Test {
-  void SetUp() override {
-    baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
-    baton_kv_group group{sizeof group, nullptr, kLayers, kBlocks, kBlockTokens, 0, 2, 0, 2};
-    // One tensor, [K or V][block]... of each layer.
-    baton_kv_paged paged{sizeof paged, kRow / 2, BATON_KV_BYTE, BATON_KV_HND, BATON_KV_STACKED, 0};
-    std::vector<baton_descriptor> tensors;
-    for (auto& layer : cache) {
-      layer.resize(size_t{2} * kBlocks * kBlockTokens * kRow);
-      tensors.push_back({reinterpret_cast<uint64_t>(layer.data()), layer.size(), 0});
-    }
-    ASSERT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK);
-    ASSERT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, tensors.data(), tensors.size(), &group,
-                                        &paged, &error),
-              BATON_OK)
-        << error.text;
-    ASSERT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
-    tokens.resize(40);
-    std::iota(tokens.begin(), tokens.end(), 3);
-  }
-  void TearDown() override {
-    baton_kv_connector_destroy(connector);
-    baton_kv_layout_destroy(layout);
-  }
+  ConnectorInC() { std::iota(tokens.begin(), tokens.end(), 3); }
+  ~ConnectorInC() override { baton_kv_connector_destroy(connector); }
   baton_kv_load load(uint64_t id, const std::string& prefill) const {
     baton_kv_load out = BATON_KV_LOAD_INIT;
     out.id = id;
@@ -58,9 +37,8 @@ struct ConnectorInC : ::testing::Test {
           [&] { baton_kv_connector_wait(connector, kLong, &error); });
   }
   baton_kv_connector* connector = baton::capi_tests::open_connector("decode-in-C");
-  baton_kv_layout* layout = nullptr;
-  std::vector<uint8_t> cache[kLayers];
-  std::vector<int32_t> tokens;
+  baton::capi_tests::Cache cache{connector, kLayers, kBlocks, kBlockTokens, 2};
+  std::vector<int32_t> tokens = std::vector<int32_t>(40);
   const uint32_t blocks[3] = {6, 0, 3};
   baton_error error = BATON_ERROR_INIT;
 };
@@ -165,8 +143,10 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_GE(baton_kv_connector_event_fd(connector), 0);
   EXPECT_EQ(baton_kv_job_is_wanted(nullptr, 0), 0);
   EXPECT_EQ(baton_kv_connector_register_cache(connector, nullptr, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_kv_connector_register_cache(nullptr, layout, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_ERR_NOT_ALLOWED);
+  EXPECT_EQ(baton_kv_connector_register_cache(nullptr, cache.layout, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_connector_register_cache(connector, cache.layout, &error),
+            BATON_ERR_NOT_ALLOWED);
   baton_kv_load wanted = BATON_KV_LOAD_INIT;
   EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
   EXPECT_THAT(error.text, HasSubstr("no source for the KV"));

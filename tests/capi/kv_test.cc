@@ -1,7 +1,6 @@
 // KV layouts and plans in C: handles and numbers that are none. What layouts hold and plans move is
 // tested in Python, over this interface (tests/python/kv_plan_test.py).
-#include <baton/baton.h>
-
+#include "tests/capi/side.h"
 #include "tests/test.h"
 
 namespace {
@@ -10,27 +9,17 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kLayers[] = {4, 7};
 
-struct Engine {
+struct Engine : baton::capi_tests::Side {
   // Two layers, [block][token][head][element] of K and then of V; 2 heads of 4 elements of 2 bytes.
-  Engine(const char* name, uint32_t blocks, uint32_t block_tokens)
-      : memory(4 * blocks * block_tokens * 16) {
-    baton_agent_options options;
-    baton_agent_options_init(&options, sizeof options);
-    options.name = name;
-    EXPECT_EQ(baton_agent_create(&options, &agent, &error), BATON_OK) << error.text;
-    const baton_descriptor whole{address(0), memory.size(), 0};
-    EXPECT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
-    for (uint64_t i = 0; i < 4; ++i) {
-      tensors.push_back({address(i * memory.size() / 4), memory.size() / 4, 0});
-    }
+  Engine(const char* name, uint32_t blocks, uint32_t block_tokens) : Side(name) {
+    EXPECT_TRUE(good()) << error.text;
+    const uint64_t bytes = uint64_t{blocks} * block_tokens * 16;
+    for (uint64_t i = 0; i < 4; ++i) tensors.push_back({whole.address + i * bytes, bytes, 0});
     model = {sizeof model, "weights", "bf16", nullptr, nullptr};
     group = {sizeof group, kLayers, 2, blocks, block_tokens, 0, 2, 0, 2};
     paged = {sizeof paged, 4, BATON_KV_BFLOAT16, BATON_KV_NHD, BATON_KV_SPLIT, 0};
   }
-  ~Engine() {
-    baton_kv_layout_destroy(layout);
-    baton_agent_destroy(agent);
-  }
+  ~Engine() { baton_kv_layout_destroy(layout); }
   void describe() {
     ASSERT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK) << error.text;
     ASSERT_EQ(add(), BATON_OK) << error.text;
@@ -39,28 +28,19 @@ struct Engine {
     return baton_kv_layout_add_paged(layout, BATON_DRAM, tensors.data(), tensors.size(), &group,
                                      &paged, &error);
   }
-  uint64_t address(uint64_t offset) const {
-    return reinterpret_cast<uint64_t>(memory.data()) + offset;
-  }
-  std::vector<char> memory;
   std::vector<baton_descriptor> tensors;
-  baton_agent* agent = nullptr;
   baton_kv_model model;
   baton_kv_group group;
   baton_kv_paged paged;
   baton_kv_layout* layout = nullptr;
-  baton_error error = BATON_ERROR_INIT;
 };
 
 struct KvInC : ::testing::Test {
   void SetUp() override {
     here.describe();
     there.describe();
+    ASSERT_TRUE(here.meet(there.metadata())) << here.error.text;
     baton_bytes bytes{};
-    ASSERT_EQ(baton_agent_metadata(there.agent, &bytes, &error), BATON_OK);
-    ASSERT_EQ(baton_agent_add_remote(here.agent, bytes.data, bytes.size, nullptr, &error),
-              BATON_OK);
-    baton_bytes_free(&bytes);
     ASSERT_EQ(baton_kv_layout_encode(there.layout, &bytes, &error), BATON_OK) << error.text;
     ASSERT_EQ(baton_kv_layout_decode(bytes.data, bytes.size, &theirs, &error), BATON_OK);
     baton_bytes_free(&bytes);

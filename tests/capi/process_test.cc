@@ -1,12 +1,12 @@
 // What the library is to the process that it is in: signals, descriptors, threads, output; and to
 // another user's process.
 #include <baton/baton.h>
-#include <dirent.h>
 #include <sys/time.h>
 
 #include <clocale>
 
 #include "tests/capi/side.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
@@ -15,11 +15,9 @@ namespace {
 
 std::set<std::string> entries(const char* folder) {
   std::set<std::string> out;
-  DIR* dir = opendir(folder);
-  while (const dirent* entry = readdir(dir)) {
-    if (entry->d_name[0] != '.') out.insert(entry->d_name);
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    out.insert(entry.path().filename().string());
   }
-  closedir(dir);
   return out;
 }
 size_t count(const char* folder) { return entries(folder).size(); }
@@ -171,10 +169,9 @@ TEST(Process, SignalsInterruptNoCall) {
 // Who has the same key, and is somebody else on this machine.
 TEST(Process, AnotherUserIsAPeer) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
-  char folder[] = "/tmp/baton-capi-XXXXXX";
-  ASSERT_NE(mkdtemp(folder), nullptr);
-  ASSERT_EQ(chmod(folder, 0755), 0);
-  const std::string mine = std::string(folder) + "/mine", theirs = std::string(folder) + "/theirs";
+  const TemporaryFolder folder;
+  ASSERT_EQ(chmod(folder.path().c_str(), 0755), 0);
+  const std::string mine = folder.path("mine"), theirs = folder.path("theirs");
   for (const std::string& path : {mine, theirs}) {
     const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     ASSERT_EQ(write(fd, "a key of two users", 18), 18);
@@ -209,8 +206,6 @@ TEST(Process, AnotherUserIsAPeer) {
       << here.error.text;
   child.let_end();
   EXPECT_EQ(child.ends(), 0);
-  for (const std::string& path : {mine, theirs}) unlink(path.c_str());
-  rmdir(folder);
 }
 
 }  // namespace

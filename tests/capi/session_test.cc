@@ -97,11 +97,16 @@ TEST_F(SessionInC, AnAgentHasOneAfterAnother) {
 
 TEST_F(SessionInC, OutlivesItsAgent) {
   ASSERT_EQ(create(cache()), BATON_OK) << error.text;
+  const uint32_t block = 1;
+  uint64_t send = 0;
+  ASSERT_EQ(baton_kv_session_open(session, "s", &send, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_session_save(session, send, 0, 0, &block, 1, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_kv_session_hold(session, send, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_session_next_released(session, &send, &error), BATON_ERR_NOT_FOUND);
   baton_agent_destroy(std::exchange(agent, nullptr));
-  uint64_t send = 7;
+  EXPECT_EQ(baton_kv_session_next_released(session, &send, &error), BATON_OK) << error.text;
   EXPECT_EQ(baton_kv_session_open(session, "t", &send, &error), BATON_OK);
   EXPECT_EQ(send, 0U);
-  const uint32_t block = 1;
   EXPECT_EQ(baton_kv_session_save(session, send, 0, 0, &block, 1, &error), BATON_OK);
   EXPECT_EQ(baton_kv_session_hold(session, send, &error), BATON_OK);
   baton_kv_session_order order = BATON_KV_SESSION_ORDER_INIT;

@@ -73,6 +73,34 @@ inline baton_kv_connector* open_connector(const char* name, uint32_t allow_pull 
   return out;
 }
 
+// A cache of a test, which its connector knows: [K or V][block][head][token] of each layer.
+struct Cache {
+  Cache(baton_kv_connector* connector, uint32_t layers, uint32_t blocks, uint32_t block_tokens,
+        uint32_t heads)
+      : memory(layers, std::vector<char>(size_t{2} * blocks * block_tokens * heads * 8)) {
+    const baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
+    const baton_kv_group group{sizeof group, nullptr, layers, blocks, block_tokens, 0,
+                               heads,        0,       heads};
+    const baton_kv_paged paged{sizeof paged, 8, BATON_KV_BYTE, BATON_KV_HND, BATON_KV_STACKED, 0};
+    std::vector<baton_descriptor> tensors;
+    for (auto& layer : memory) {
+      tensors.push_back({reinterpret_cast<uint64_t>(layer.data()), layer.size(), 0});
+    }
+    baton_error error = BATON_ERROR_INIT;
+    EXPECT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, tensors.data(), tensors.size(), &group,
+                                        &paged, &error),
+              BATON_OK)
+        << error.text;
+    EXPECT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
+  }
+  ~Cache() { baton_kv_layout_destroy(layout); }
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+  std::vector<std::vector<char>> memory;  // outlives the connector, as its owner has it
+  baton_kv_layout* layout = nullptr;
+};
+
 // Two agents of this process meet and move something. For children, which cannot fail a test.
 inline bool two_agents_work(const char* key_file = nullptr) {
   Side a("a", "", key_file), b("b", "", key_file);

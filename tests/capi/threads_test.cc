@@ -13,30 +13,12 @@ constexpr uint32_t kLayers = 2, kBlocks = 32, kBlockTokens = 4, kIds = 6;
 constexpr int64_t kMoment = 200'000;
 
 struct Side {
-  explicit Side(const char* name) : connector(baton::capi_tests::open_connector(name, 1)) {
-    const baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
-    const baton_kv_group group{sizeof group, nullptr, kLayers, kBlocks, kBlockTokens, 0, 1, 0, 1};
-    const baton_kv_paged paged{sizeof paged, 8, BATON_KV_BYTE, BATON_KV_NHD, BATON_KV_STACKED, 0};
-    std::vector<baton_descriptor> tensors;
-    for (auto& layer : cache) {
-      layer.resize(size_t{2} * kBlocks * kBlockTokens * 8);
-      tensors.push_back({reinterpret_cast<uint64_t>(layer.data()), layer.size(), 0});
-    }
-    baton_kv_layout* layout = nullptr;
-    EXPECT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK);
-    EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, tensors.data(), tensors.size(), &group,
-                                        &paged, &error),
-              BATON_OK)
-        << error.text;
-    EXPECT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK);
-    baton_kv_layout_destroy(layout);
-  }
+  explicit Side(const char* name) : connector(baton::capi_tests::open_connector(name, 1)) {}
   ~Side() { baton_kv_connector_destroy(connector); }
   Side(const Side&) = delete;
   Side& operator=(const Side&) = delete;
   baton_kv_connector* const connector;
-  std::vector<char> cache[kLayers];
-  baton_error error = BATON_ERROR_INIT;
+  baton::capi_tests::Cache cache{connector, kLayers, kBlocks, kBlockTokens, 1};
 };
 
 // One of these results.

@@ -10,12 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(what)                                      \
-  do {                                                   \
-    if (!(what)) {                                       \
+#define CHECK(what)                                         \
+  do {                                                      \
+    if (!(what)) {                                          \
       fprintf(stderr, "%d: not so: %s\n", __LINE__, #what); \
-      exit(1);                                           \
-    }                                                    \
+      exit(1);                                              \
+    }                                                       \
   } while (0)
 
 static void* library;
@@ -39,38 +39,28 @@ static void* use(void* unused) {
   char here[4096] = "here", there[4096] = "";
   baton_error error = BATON_ERROR_INIT;
   baton_agent *a = NULL, *b = NULL;
-  int32_t (*open)(const char*, baton_agent**, baton_error*) = NULL;
-  *(void**)&open = call("baton_agent_open");
+  __typeof__(&baton_agent_open) open = call("baton_agent_open");
   CHECK(open("a", &a, &error) == BATON_OK && open("b", &b, &error) == BATON_OK);
-  int32_t (*keep)(baton_agent*, int32_t, const baton_descriptor*, size_t, baton_error*) = NULL;
-  *(void**)&keep = call("baton_agent_register");
+  __typeof__(&baton_agent_register) keep = call("baton_agent_register");
   const baton_descriptor mine = {(uint64_t)(uintptr_t)here, sizeof here, 0};
   const baton_descriptor theirs = {(uint64_t)(uintptr_t)there, sizeof there, 0};
   CHECK(keep(a, BATON_DRAM, &mine, 1, &error) == BATON_OK);
   CHECK(keep(b, BATON_DRAM, &theirs, 1, &error) == BATON_OK);
-  int32_t (*metadata)(const baton_agent*, baton_bytes*, baton_error*) = NULL;
-  *(void**)&metadata = call("baton_agent_metadata");
-  int32_t (*meet)(baton_agent*, const void*, size_t, baton_bytes*, baton_error*) = NULL;
-  *(void**)&meet = call("baton_agent_add_remote");
+  __typeof__(&baton_agent_metadata) metadata = call("baton_agent_metadata");
+  __typeof__(&baton_agent_add_remote) meet = call("baton_agent_add_remote");
   baton_bytes bytes = {NULL, 0};
   CHECK(metadata(b, &bytes, &error) == BATON_OK);
   CHECK(meet(a, bytes.data, bytes.size, NULL, &error) == BATON_OK);
-  void (*give_back)(baton_bytes*) = NULL;
-  *(void**)&give_back = call("baton_bytes_free");
+  __typeof__(&baton_bytes_free) give_back = call("baton_bytes_free");
   give_back(&bytes);
-  int32_t (*make)(baton_agent*, int32_t, int32_t, const baton_descriptor*, size_t,
-                  const baton_descriptor*, size_t, const char*, const void*, size_t,
-                  baton_transfer*, baton_error*) = NULL;
-  *(void**)&make = call("baton_transfer_make_direct");
-  int32_t (*run)(baton_agent*, baton_transfer, int64_t, baton_error*) = NULL;
-  *(void**)&run = call("baton_transfer_run");
+  __typeof__(&baton_transfer_make_direct) make = call("baton_transfer_make_direct");
+  __typeof__(&baton_transfer_run) run = call("baton_transfer_run");
   baton_transfer transfer = 0;
   CHECK(make(a, BATON_WRITE, BATON_DRAM, &mine, 1, &theirs, 1, "b", NULL, 0, &transfer, &error) ==
         BATON_OK);
   CHECK(run(a, transfer, BATON_FOREVER, &error) == BATON_OK);
   CHECK(strcmp(there, "here") == 0);
-  void (*destroy)(baton_agent*) = NULL;
-  *(void**)&destroy = call("baton_agent_destroy");
+  __typeof__(&baton_agent_destroy) destroy = call("baton_agent_destroy");
   destroy(a);
   destroy(b);
   sem_post(&called);

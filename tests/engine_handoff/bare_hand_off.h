@@ -32,20 +32,26 @@ inline nlohmann::json padded_layout(const KvGeometry& geometry) {
   return layout.say();
 }
 
+// Nothing of it moves but by turn(), unless it has a `thread`.
+inline std::unique_ptr<HandOff> test_hand_off(const std::string& name, const Clock& clock,
+                                              HandOffOptions options, bool thread = false) {
+  options.name = name;
+  if (options.model.empty()) options.model = "a checkpoint";
+  if (options.fingerprint.empty()) options.fingerprint = "an arithmetic";
+  options.lease = std::chrono::seconds(30);
+  options.worker.key = bare_worker().key;
+  options.worker.providers = bare_worker().providers;
+  options.clock = &clock;
+  options.start_thread = thread;
+  return *HandOff::create(std::move(options));
+}
+
 class Bare {
  public:
   Bare(const std::string& name, const Clock& clock, HandOffOptions options = {},
        bool thread = false)
-      : memory_(kBareGeometry.cache_bytes(kBareBlocks) + kAlignment) {
-    options.name = name;
-    if (options.model.empty()) options.model = "a checkpoint";
-    options.fingerprint = "an arithmetic";
-    options.lease = std::chrono::seconds(30);
-    options.worker.key = bare_worker().key;
-    options.worker.providers = bare_worker().providers;
-    options.clock = &clock;
-    options.start_thread = thread;
-    hand_off_ = *HandOff::create(std::move(options));
+      : memory_(kBareGeometry.cache_bytes(kBareBlocks) + kAlignment),
+        hand_off_(test_hand_off(name, clock, std::move(options), thread)) {
     EXPECT_TRUE(hand_off_->use_cache(cache()).ok());
   }
   ~Bare() { hand_off_->close(); }
@@ -166,14 +172,15 @@ class Stranger {
     }
     ASSERT_TRUE(status.ok()) << status;
   }
-  nlohmann::json want(const std::string& transfer, bool first) const {
+  nlohmann::json want(const std::string& transfer, bool first,
+                      const KvGeometry& geometry = kBareGeometry) const {
     return {{"kind", "want"},
             {"transfer", transfer},
             {"first", first},
             {"sure", false},
             {"metadata", absl::BytesToHexString(*agent_->metadata())},
             {"model", "a checkpoint"},
-            {"kv", padded_layout(kBareGeometry)}};
+            {"kv", padded_layout(geometry)}};
   }
   kvtransfer::Agent& agent() { return *agent_; }
 

@@ -1,10 +1,9 @@
 // Every pair of caches: ours and one that is laid out as vLLM's are, of one rank or two, in memory
 // of the host or of a device, read or written. What arrives is what was there, to the bit.
-#include "engine/handoff/hand_off.h"
 #include "kvtransfer/session/direct_mover.h"
+#include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
-#include "tests/until.h"
 
 namespace baton::engine::handoff {
 namespace {
@@ -22,13 +21,6 @@ uint16_t number(int layer, int head, size_t token, int element, bool value) {
           2 +
       (value ? 1 : 0);
   return static_cast<uint16_t>(n + 1);
-}
-
-WorkerOptions worker() {
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-  options.providers = {"tcp"};
-  return options;
 }
 
 // A rank of an engine, with a cache. The sequence lies in the blocks that blocks() says.
@@ -103,7 +95,7 @@ class Ours : public Side {
     options.model = "a checkpoint";
     options.fingerprint = "an arithmetic";
     options.staging_bytes = 1 << 20;
-    options.worker = worker();
+    options.worker = bare_worker();
     session_ = *HandOff::create(std::move(options));
     const KvCache there(geometry_, reinterpret_cast<void*>(address_), kBlocks);
     const auto device = fake == nullptr ? std::nullopt : std::optional(0);
@@ -136,7 +128,7 @@ class Theirs : public Side {
       : Side(fake, ranks, rank, kLayers * kBlocks * size_t{kTheirTokens} * 2 * kSize * 2) {
     kvtransfer::AgentOptions agent;
     agent.name = absl::StrCat(name, "/", rank);
-    agent.worker = worker();
+    agent.worker = bare_worker();
     agent.serve_metadata = true;
     agent_ = *kvtransfer::Agent::create(std::move(agent));
     const size_t bytes = 2 * block_numbers();
@@ -201,30 +193,26 @@ class Theirs : public Side {
   std::unique_ptr<kvtransfer::KvSession> session_;
 };
 
-struct Case {
-  bool from_ours, to_ours;
-  uint32_t from_ranks, to_ranks;
-  bool push, device;
-};
-
+// Who has ours: prefill, decode; ranks of each; whether prefill writes, and whether in devices.
+using Case = std::tuple<std::pair<bool, bool>, uint32_t, uint32_t, bool, bool>;
 class Pairs : public testing::TestWithParam<Case> {};
 
 // Promise(kv): Caches of Baton and of vLLM's kind go together: of one rank or two at either end,
 //   read or written, of the host or a device | what arrives is compared number by number
 TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
-  const Case& given = GetParam();
+  const auto& [ours, from_ranks, to_ranks, push, device] = GetParam();
   gpudirect::FakeOptions without;
   without.attributes.erase(gpudirect::kDmaBufSupported);
   std::optional<gpudirect::InstalledFake> driver;
-  if (given.device) driver.emplace(without);
-  gpudirect::FakeDriver* const fake = given.device ? &driver->fake() : nullptr;
+  if (device) driver.emplace(without);
+  gpudirect::FakeDriver* const fake = device ? &driver->fake() : nullptr;
   const auto turn = [&] {
     if (fake != nullptr) fake->run_all();
   };
-  const auto make = [&](bool ours, const std::string& name, uint32_t ranks) {
+  const auto make = [&](bool is_ours, const std::string& name, uint32_t ranks) {
     std::vector<std::unique_ptr<Side>> sides;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      if (ours) {
+      if (is_ours) {
         sides.push_back(std::make_unique<Ours>(fake, name, ranks, rank));
       } else {
         sides.push_back(std::make_unique<Theirs>(fake, name, ranks, rank));
@@ -232,9 +220,9 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
     }
     return sides;
   };
-  const auto from = make(given.from_ours, "prefill", given.from_ranks);
-  const auto to = make(given.to_ours, "decode", given.to_ranks);
-  kvtransfer::KvTransfer transfer{.transfer = "t", .ranks = given.from_ranks};
+  const auto from = make(ours.first, "prefill", from_ranks);
+  const auto to = make(ours.second, "decode", to_ranks);
+  kvtransfer::KvTransfer transfer{.transfer = "t", .ranks = from_ranks};
   for (size_t i = 0; i < from.size(); ++i) {
     transfer.workers.push_back({absl::StrCat("prefill/", i), from[i]->address()});
     from[i]->each([](uint16_t& there, uint16_t want) { there = want; });
@@ -243,7 +231,7 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
     kvtransfer::KvOrder order{.id = 1, .from = transfer};
     order.runs = {{.first_block = 0, .blocks = side->blocks(), .tokens = {0, kTokens}}};
     order.timeout = kNever;
-    order.push = given.push;
+    order.push = push;
     ASSERT_TRUE(side->session().load(std::move(order)).ok());
   }
   std::vector<uint64_t> sends;
@@ -251,7 +239,7 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
     kvtransfer::KvSession& session = side->session();
     sends.push_back(session.open("t", kTokens));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      if (given.from_ours) {
+      if (ours.first) {
         session.computed(sends.back(), layer, kTokens, side->blocks());
       } else {
         ASSERT_TRUE(session.save(sends.back(), layer, 0, side->blocks()).ok());
@@ -275,28 +263,20 @@ TEST_P(Pairs, WhatArrivesIsWhatWasThere) {
   for (const auto& side : from) until([&] { return !side->session().released().empty(); }, turn);
 }
 
-std::vector<Case> all() {
-  std::vector<Case> out;
-  for (const auto& [from, to] : {std::pair{true, true}, {true, false}, {false, true}}) {
-    for (const uint32_t from_ranks : {1U, 2U}) {
-      for (const uint32_t to_ranks : {1U, 2U}) {
-        for (const bool push : {false, true}) {
-          for (const bool device : {false, true}) {
-            out.push_back({from, to, from_ranks, to_ranks, push, device});
-          }
-        }
-      }
-    }
-  }
-  return out;
+std::string name_of(const testing::TestParamInfo<Case>& test) {
+  const auto& [ours, from_ranks, to_ranks, push, device] = test.param;
+  return absl::StrCat(ours.first ? "Ours" : "Theirs", from_ranks, "To",
+                      ours.second ? "Ours" : "Theirs", to_ranks, push ? "Pushed" : "Pulled",
+                      device ? "OnDevices" : "OnHosts");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Pairs, testing::ValuesIn(all()), [](const auto& test) {
-  const Case& given = test.param;
-  return absl::StrCat(given.from_ours ? "Ours" : "Theirs", given.from_ranks, "To",
-                      given.to_ours ? "Ours" : "Theirs", given.to_ranks,
-                      given.push ? "Pushed" : "Pulled", given.device ? "OnDevices" : "OnHosts");
-});
+INSTANTIATE_TEST_SUITE_P(All, Pairs,
+                         testing::Combine(testing::Values(std::pair(true, true),
+                                                          std::pair(true, false),
+                                                          std::pair(false, true)),
+                                          testing::Values(1U, 2U), testing::Values(1U, 2U),
+                                          testing::Bool(), testing::Bool()),
+                         name_of);
 
 }  // namespace
 }  // namespace baton::engine::handoff

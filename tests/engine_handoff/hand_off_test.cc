@@ -2,14 +2,9 @@
 // promised when the other half is another, is silent, or is gone.
 #include "engine/handoff/hand_off.h"
 
-#include <nlohmann/json.hpp>
-
-#include "absl/strings/escaping.h"
-#include "engine/handoff/foreign_layout.h"
 #include "engine/serve/engine.h"
-#include "kvtransfer/agent.h"
+#include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/engine_serve/engine_fixture.h"
-#include "tests/manual_clock.h"
 #include "tests/test.h"
 
 namespace baton::engine::handoff {
@@ -28,15 +23,8 @@ class Half {
  public:
   Half(const std::string& name, const Clock& clock, EngineOptions options,
        HandOffOptions more = {}) {
-    more.name = name;
-    if (more.model.empty()) more.model = "a checkpoint";
     if (more.fingerprint.empty()) more.fingerprint = serve::test_model().fingerprint();
-    more.lease = seconds(30);
-    more.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-    more.worker.providers = {"tcp"};
-    more.clock = &clock;
-    more.start_thread = false;
-    hand_off_ = *HandOff::create(std::move(more));
+    hand_off_ = test_hand_off(name, clock, std::move(more));
     options.hand_off = hand_off_.get();
     options.load_timeout = seconds(20);
     engine_ = *Engine::create(serve::test_model(), serve::test_tokenizer(), options);
@@ -67,16 +55,6 @@ class Half {
     return !engine_->has_work() && engine_->stats().free_blocks == engine_->stats().blocks;
   }
 
-  std::string state() {
-    const serve::EngineStats stats = engine_->stats();
-    std::string out = absl::StrCat(stats.running, " requests run, ", stats.waiting, " wait, ",
-                                   stats.loading, " load, ", stats.free_blocks, " free blocks");
-    for (const auto& [id, outcome] : outcomes_) {
-      absl::StrAppend(&out, ", request ", id, " has ", outcome.tokens.size(), " tokens",
-                      outcome.finished ? " and is finished" : "");
-    }
-    return out;
-  }
   Engine& engine() { return *engine_; }
   HandOff& hand_off() { return *hand_off_; }
   Outcome& outcome(uint64_t id) { return outcomes_[id]; }
@@ -126,7 +104,8 @@ class Pair : public testing::Test {
       d_->turn();
     };
     const auto state = [&] {
-      return (p_ ? "prefill: " + p_->state() : "") + "; decode: " + d_->state();
+      return (p_ ? "prefill: " + serve::state_of(p_->engine()) : "") +
+             "decode: " + serve::state_of(d_->engine());
     };
     baton::until(fact, turn, state, from);
   }
@@ -285,47 +264,27 @@ TEST_F(Pair, AnAnsweringPrefillThatNeverComputesTimesOut) {
 
 // Whoever asks hears, whatever happens to the request: here a reader that says what a test says.
 TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsGoneForItsReader) {
-  kvtransfer::AgentOptions options;
-  options.name = "reader";
-  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
-  options.worker.providers = {"tcp"};
-  const auto reader = *kvtransfer::Agent::create(std::move(options));
-  ASSERT_TRUE(reader->fetch_metadata("prefill/0", p_->at("t").address).ok());
-  until([&] { return reader->has_remote("prefill/0"); });
+  Stranger reader("reader/0");
+  ASSERT_TRUE(reader.agent().fetch_metadata("prefill/0", p_->at("t").address).ok());
+  until([&] { return reader.agent().has_remote("prefill/0"); });
   const KvGeometry geometry = serve::test_model().kv_geometry();
-  const auto hear = [&](const std::string& last) {  // the kinds of all that comes until that one
-    std::vector<std::string> kinds;
-    until([&] {
-      for (const auto& message : reader->messages()) {
-        kinds.push_back(nlohmann::json::parse(message.payload)["kind"]);
-      }
-      return std::find(kinds.begin(), kinds.end(), last) != kinds.end();
-    });
-    return kinds;
-  };
-  ForeignLayout padded = ForeignLayout::own(geometry);
-  padded.bytes *= 2;  // so that its blocks are converted
-  const nlohmann::json want = {{"kind", "want"},
-                               {"transfer", "t"},
-                               {"first", true},
-                               {"sure", false},
-                               {"metadata", absl::BytesToHexString(*reader->metadata())},
-                               {"model", "a checkpoint"},
-                               {"kv", padded.say()}};
-  ASSERT_TRUE(reader->notify("prefill/0", want.dump()).ok());
-  EXPECT_EQ(hear("alive").front(), "layout");
+  reader.say("prefill/0", reader.want("t", true, geometry));
+  until([&] { return reader.count("alive") > 0; });
+  EXPECT_EQ(reader.count("layout"), 1U);
+  EXPECT_EQ(reader.last()["kind"], "alive") << reader.state();
   p_->submit(prefill_of(request_of(1, 300), "t"));
   p_->turn();  // its first chunk
   EXPECT_TRUE(p_->engine().abort(1));
-  EXPECT_EQ(hear("gone").back(), "gone");
+  until([&] { return reader.count("gone") > 0; });
+  EXPECT_EQ(reader.last()["kind"], "gone") << reader.state();
   until([&] { return p_->quiet(); });
   // What is converted needs the engine's blocks no more, though the reader has read nothing.
   p_->submit(prefill_of(request_of(2, 100), "u"));
-  nlohmann::json another = want;
-  another["transfer"] = "u";
-  another["first"] = false;
-  ASSERT_TRUE(reader->notify("prefill/0", another.dump()).ok());
-  until([&] { return p_->outcome(2).finished && p_->quiet(); });
+  reader.say("prefill/0", reader.want("u", false, geometry));
+  until([&] {
+    reader.count("");
+    return p_->outcome(2).finished && p_->quiet();
+  });
 }
 
 TEST_F(Pair, ARequestThatIsAbortedAtDecodeGivesItsBlocksBackAtBoth) {

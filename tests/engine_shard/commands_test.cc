@@ -1,19 +1,30 @@
 // Commands and reports as bytes: what is written is read, and nothing else is.
 #include "engine/shard/commands.h"
 
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-
-#include <chrono>
-#include <deque>
-#include <string>
-#include <vector>
-#include "tests/test.h"
-
 #include "tests/random_fields.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 namespace {
+
+using std::chrono::seconds;
+using testing::_;
+using testing::ElementsAre;
+using testing::FieldsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+template <typename Message>
+std::string bytes_of(const Message& message) {
+  std::string bytes;
+  base::write_fields(message, bytes);
+  return bytes;
+}
+
+template <typename Message>
+Message through(const Message& message) {
+  return *base::read_fields<Message>(bytes_of(message), "it");
+}
 
 long peak_kib() {
   rusage usage{};
@@ -35,20 +46,9 @@ TYPED_TEST(ShardWire, OneMessageForOneText) {
   EXPECT_LT(peak_kib() - before, 1 << 20) << "a length that the bytes do not hold costs no memory";
 }
 
-// Members that fields() leaves out would be lost on the way: each is written once.
+// Members that fields() leaves out would be lost on the way: each is written once. With a member
+// more FieldsAre() does not compile. Whether it must reach the other rank is said here then.
 TEST(ShardMessages, KeepTheirFields) {
-  {  // with a member more, these do not compile
-    [[maybe_unused]] const auto [kind, id, transfer, workers, tokens, first_token, blocks, timeout,
-                                 silence, push, why] = KvCall{};
-    [[maybe_unused]] const auto [tier_kind, tier_id, keys, tier_blocks, tier_time] = TierCall{};
-    [[maybe_unused]] const auto [command, calls, tier_calls, chunks, sends] = Command{};
-  }
-  const auto through = [](const auto& message) {
-    using Message = std::decay_t<decltype(message)>;
-    std::string bytes;
-    base::write_fields(message, bytes);
-    return *base::read_fields<Message>(bytes, "it");
-  };
   KvCall call{
       .kind = KvCallKind::kStartLoad,
       .id = 7,
@@ -57,25 +57,14 @@ TEST(ShardMessages, KeepTheirFields) {
       .tokens = 48,
       .first_token = 16,
       .blocks = {4, 9},
-      .timeout = std::chrono::seconds(3),
-      .silence = std::chrono::seconds(2),
+      .timeout = seconds(3),
+      .silence = seconds(2),
       .push = true};
-  const KvCall start = through(call);
-  EXPECT_EQ(start.id, 7u);
-  EXPECT_EQ(start.transfer.transfer, "t");
-  EXPECT_EQ(start.transfer.agent, "a");
-  EXPECT_EQ(start.transfer.address, "h:1");
-  EXPECT_TRUE(start.transfer.finished);
-  EXPECT_EQ(start.transfer.ranks, 2u);
-  ASSERT_EQ(start.workers.size(), 2u);
-  EXPECT_EQ(start.workers[1].agent, "a/1");
-  EXPECT_EQ(start.workers[1].address, "baton1:b");
-  EXPECT_EQ(start.tokens, 48u);
-  EXPECT_EQ(start.first_token, 16u);
-  EXPECT_EQ(start.blocks, call.blocks);
-  EXPECT_EQ(start.timeout, std::chrono::seconds(3));
-  EXPECT_EQ(start.silence, std::chrono::seconds(2));
-  EXPECT_TRUE(start.push);
+  EXPECT_THAT(
+      through(call),
+      FieldsAre(KvCallKind::kStartLoad, 7u, FieldsAre("t", "a", "h:1", true, 2u, IsEmpty()),
+                ElementsAre(FieldsAre("a/0", "baton1:a"), FieldsAre("a/1", "baton1:b")), 48u, 16u,
+                ElementsAre(4u, 9u), seconds(3), seconds(2), true, absl::OkStatus()));
   call.kind = KvCallKind::kOpen;
   EXPECT_EQ(through(call).transfer.transfer, "t");
   EXPECT_EQ(through(call).tokens, 48u);
@@ -83,79 +72,48 @@ TEST(ShardMessages, KeepTheirFields) {
   EXPECT_EQ(through(call).why, absl::AbortedError("no"));
 
   const TierCall load{.kind = TierCallKind::kLoad,
+                      .id = 9,
                       .keys = {{.bytes = {4}}, {.bytes = {5}}},
                       .blocks = {7, 8},
-                      .timeout = std::chrono::seconds(6)};
-  EXPECT_EQ(through(load).keys, load.keys);
-  EXPECT_EQ(through(load).blocks, load.blocks);
-  EXPECT_EQ(through(load).timeout, load.timeout);
+                      .timeout = seconds(6)};
+  EXPECT_THAT(through(load),
+              FieldsAre(TierCallKind::kLoad, 9u, load.keys, ElementsAre(7u, 8u), seconds(6)));
 
-  const Command::Chunk chunk = through(Command::Chunk{{1, 2}, 16, {7}, true, false});
-  EXPECT_EQ(chunk.tokens, (std::vector<int32_t>{1, 2}));
-  EXPECT_EQ(chunk.position, 16);
-  EXPECT_EQ(chunk.blocks, std::vector<uint32_t>{7});
-  EXPECT_TRUE(chunk.wants_logits);
-  EXPECT_FALSE(chunk.wants_all_logits);
+  const Command::Chunk chunk{{1, 2}, 16, {7}, true, false};
+  EXPECT_THAT(through(chunk), FieldsAre(ElementsAre(1, 2), 16, ElementsAre(7u), true, false));
   const Command step = through(Command{.kind = CommandKind::kStep,
                                        .calls = {call},
                                        .tier_calls = {load},
                                        .chunks = {chunk, chunk},
                                        .sends = {{.id = 3, .tokens = 17, .chunk = 1}}});
-  EXPECT_EQ(step.calls.size(), 1u);
-  EXPECT_EQ(step.tier_calls.size(), 1u);
-  EXPECT_EQ(step.chunks.size(), 2u);
-  ASSERT_EQ(step.sends.size(), 1u);
-  EXPECT_EQ(step.sends[0].id, 3u);
-  EXPECT_EQ(step.sends[0].tokens, 17u);
-  EXPECT_EQ(step.sends[0].chunk, 1u);
+  EXPECT_THAT(step, FieldsAre(CommandKind::kStep, SizeIs(1), SizeIs(1), SizeIs(2),
+                              ElementsAre(FieldsAre(3u, 17u, 1u))));
 }
 
-// With a member more these do not compile. Whether it must reach the other rank is said below then.
 TEST(ShardMessages, EventsAndReportsKeepEachMember) {
-  const auto through = [](const auto& message) {
-    std::string bytes;
-    base::write_fields(message, bytes);
-    return *base::read_fields<std::decay_t<decltype(message)>>(bytes, "it");
-  };
   for (int kind = 1; kind <= int(EventKind::kUnpinned); ++kind) {
     SCOPED_TRACE(kind);
     const Event event{EventKind(kind), 7, absl::AbortedError("w"), {5, 4, true}};
-    const auto [kind_read, id, why, found] = through(event);
-    EXPECT_EQ(kind_read, event.kind);
-    EXPECT_EQ(id, 7u);
-    const bool has_reason = event.kind == EventKind::kLoadFailed;
-    EXPECT_EQ(why, has_reason ? event.why : absl::OkStatus());
-    const auto [blocks, peer, pending] = found;
-    EXPECT_EQ(blocks, event.kind == EventKind::kFound ? 5u : 0u);
-    EXPECT_EQ(peer, 0u) << "where they are matters to the follower alone";
-    EXPECT_FALSE(pending) << "a follower answers when it knows";
+    const bool failed = event.kind == EventKind::kLoadFailed;
+    // Where blocks were found matters to the follower alone, and it answers when it knows.
+    EXPECT_THAT(through(event),
+                FieldsAre(event.kind, 7u, failed ? event.why : absl::OkStatus(),
+                          FieldsAre(event.kind == EventKind::kFound ? 5u : 0u, 0u, false)));
   }
   Report report{.more = true, .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
   report.kv_events = {{EventKind::kReleased, 8}};
   report.tier_events = {{EventKind::kUnpinned, 9}};
-  const auto [more, tiers, kv_events, tier_events] = through(report);
-  EXPECT_TRUE(more);
-  const auto [host_records, host_bytes, disk_records, saved, dropped, evicted, back, from_host,
-              from_disk, from_peer, silences, missed, corrupt] = tiers;
-  EXPECT_EQ((std::array{host_bytes, dropped, silences, missed, corrupt}),
-            (std::array<uint64_t, 5>{2, 5, 11, 12, 13}));
-  EXPECT_EQ(
-      host_records + disk_records + saved + evicted + back + from_host + from_disk + from_peer, 0u)
-      << "rank 0 counts these for all";
-  ASSERT_EQ(kv_events.size(), 1u);
-  EXPECT_EQ(kv_events[0].id, 8u);
-  EXPECT_EQ(kv_events[0].kind, EventKind::kReleased);
-  ASSERT_EQ(tier_events.size(), 1u);
-  EXPECT_EQ(tier_events[0].id, 9u);
-  EXPECT_EQ(tier_events[0].kind, EventKind::kUnpinned);
+  // Rank 0 counts the rest for all.
+  const auto tiers = FieldsAre(0u, 2u, 0u, 0u, 5u, 0u, 0u, 0u, 0u, 0u, 11u, 12u, 13u);
+  EXPECT_THAT(through(report),
+              FieldsAre(true, tiers, ElementsAre(FieldsAre(EventKind::kReleased, 8u, _, _)),
+                        ElementsAre(FieldsAre(EventKind::kUnpinned, 9u, _, _))));
 }
 
 // Of no kind that there is, or without what its kind is about.
 TEST(ShardMessages, ThatMakeNoSenseAreRefused) {
   const auto read = [](const TierCall& call) {
-    std::string bytes;
-    base::write_fields(call, bytes);
-    return base::read_fields<TierCall>(bytes, "a call").status();
+    return base::read_fields<TierCall>(bytes_of(call), "a call").status();
   };
   EXPECT_TRUE(read({.kind = TierCallKind::kSave, .keys = {{}}, .blocks = {1}}).ok());
   for (const TierCall& call : {TierCall{.kind = TierCallKind{0}},
@@ -173,12 +131,6 @@ TEST(ShardMessages, ThatMakeNoSenseAreRefused) {
 
 // --- reports -------------------------------------------------------------------------------------
 
-std::string bytes_of(const Report& report) {
-  std::string bytes;
-  base::write_fields(report, bytes);
-  return bytes;
-}
-
 TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
   RandomFields random(1);
   std::deque<Event> left(200);
@@ -186,7 +138,7 @@ TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
   std::deque<Event> tiers_left = left;
   const auto written = [](const auto& events) {
     std::string bytes;
-    for (const Event& event : events) base::write_fields(event, bytes);
+    for (const Event& event : events) bytes += bytes_of(event);
     return bytes;
   };
   const std::string all = written(left);

@@ -119,4 +119,52 @@ class Server {
   std::thread thread_;
 };
 
+// All of them, asking the prefill at `address`; some alone, then all at once.
+inline std::map<uint64_t, serve::Outcome> run_all(Server& server,
+                                                  const std::vector<serve::Request>& requests,
+                                                  const std::string& address = "") {
+  std::map<uint64_t, serve::Outcome> outcomes;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    serve::Request request = requests[i];
+    request.prefill_address = address;
+    EXPECT_TRUE(submit(server.engine(), request, &outcomes[i]).ok());
+    if (i < 5) server.finish();
+  }
+  server.finish();
+  return outcomes;
+}
+
+// The same, and clients give requests up, at any moment.
+inline void run_and_abort(Server& server, KnownAnswers& answers, const std::string& address = "") {
+  std::map<uint64_t, serve::Outcome> outcomes;
+  std::mt19937_64 random(7);
+  for (size_t i = 0; i < answers.requests().size(); ++i) {
+    serve::Request request = answers.requests()[i];
+    request.prefill_address = address;
+    ASSERT_TRUE(submit(server.engine(), request, &outcomes[i]).ok());
+    for (uint64_t steps = random() % 6; steps > 0; --steps) server.engine().step();
+    if (random() % 2 == 0) server.engine().abort(random() % (i + 1));
+  }
+  server.finish();
+  size_t aborted = 0;
+  for (const auto& [id, outcome] : outcomes) {
+    if (outcome.reason == serve::FinishReason::kAbort) {
+      ++aborted;
+    } else {
+      EXPECT_EQ(outcome.tokens, answers.of().at(id).tokens) << id;
+    }
+  }
+  EXPECT_GT(aborted, 3u);
+}
+
+// Nothing is under way, nothing is lost, and all ranks end well.
+inline void expect_clean(Server& server, uint32_t blocks) {
+  server.stop();
+  const serve::EngineStats stats = server.engine().stats();
+  EXPECT_EQ(stats.free_blocks, blocks);
+  EXPECT_EQ(stats.quarantined_blocks, 0u);
+  EXPECT_TRUE(server.engine().check_integrity().ok()) << server.engine().check_integrity();
+  for (const absl::Status& status : server.end()) EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace baton::engine::shard

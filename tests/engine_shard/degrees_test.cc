@@ -1,10 +1,7 @@
 // Prefill and decode servers of any tensor-parallel degrees say what one process says; and what
 // goes wrong at any rank is computed again, without a block lost.
-#include <map>
-#include <random>
-
-#include "engine/shard/kv_address.h"
 #include "tests/engine_shard/degrees.h"
+#include "engine/shard/kv_address.h"
 #include "tests/test.h"
 
 namespace baton::engine::shard::degrees {
@@ -24,27 +21,8 @@ KnownAnswers& answers() {
 }
 const std::vector<Request>& requests() { return answers().requests(); }
 
-// All requests through decode, which asks `address`; some alone, then all at once.
 std::map<uint64_t, Outcome> run_all(Server& decode, const std::string& address) {
-  std::map<uint64_t, Outcome> outcomes;
-  for (size_t i = 0; i < kRequests; ++i) {
-    Request request = requests()[i];
-    request.prefill_address = address;
-    EXPECT_TRUE(submit(decode.engine(), request, &outcomes[i]).ok());
-    if (i < 4) decode.finish();
-  }
-  decode.finish();
-  return outcomes;
-}
-
-// Nothing is under way, nothing is lost, and all ranks end well.
-void expect_clean(Server& server, uint32_t blocks) {
-  server.stop();
-  const serve::EngineStats stats = server.engine().stats();
-  EXPECT_EQ(stats.free_blocks, blocks);
-  EXPECT_EQ(stats.quarantined_blocks, 0u);
-  EXPECT_TRUE(server.engine().check_integrity().ok()) << server.engine().check_integrity();
-  for (const absl::Status& status : server.end()) EXPECT_TRUE(status.ok()) << status;
+  return shard::run_all(decode, requests(), address);
 }
 
 struct Case {
@@ -162,25 +140,7 @@ TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
   Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
   Server decode({.role = "decode", .ranks = 2, .limits = kTight});
   prefill.start();
-  std::map<uint64_t, Outcome> outcomes;
-  std::mt19937_64 random(7);
-  for (size_t i = 0; i < kRequests; ++i) {
-    Request request = requests()[i];
-    request.prefill_address = prefill.address();
-    ASSERT_TRUE(submit(decode.engine(), request, &outcomes[i]).ok());
-    for (uint64_t steps = random() % 6; steps > 0; --steps) decode.step();
-    if (random() % 2 == 0) decode.engine().abort(random() % (i + 1));
-  }
-  decode.finish();
-  size_t aborted = 0;
-  for (const auto& [id, outcome] : outcomes) {
-    if (outcome.reason == serve::FinishReason::kAbort) {
-      ++aborted;
-    } else {
-      EXPECT_EQ(outcome.tokens, answers().of().at(id).tokens) << id;
-    }
-  }
-  EXPECT_GT(aborted, 3u);
+  run_and_abort(decode, answers(), prefill.address());
   expect_clean(decode, kTight.blocks);
   expect_clean(prefill, kTight.blocks);
 }
@@ -266,15 +226,12 @@ TEST(Degrees, WrongAddressesAreRefusedByName) {
 }
 
 TEST(Degrees, ARankWithoutASessionIsRefused) {
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .role = "decode"});
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight, "decode");
-  const auto session = rank_session({.role = "decode"}, model);
+  TwoRanks ranks({.limits = kTight, .role = "decode"});
+  auto leader = *Leader::create(*ranks.group, ranks.model, kTight, "decode");
+  const auto session = rank_session({.role = "decode"}, ranks.model);
   const absl::Status refused =
       serve::Engine::create(
-          model, serve::test_tokenizer(),
+          ranks.model, serve::test_tokenizer(),
           {.blocks = kTight.blocks, .hand_off = session.get(), .leader = leader.get()})
           .status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;

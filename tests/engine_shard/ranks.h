@@ -112,6 +112,19 @@ class Followers {
   std::vector<std::thread> threads_;
 };
 
+// Rank 0 of two is the caller; rank 1 follows, or does `body`.
+struct TwoRanks {
+  explicit TwoRanks(const FollowerOptions& options, const Followers::Body& body = nullptr,
+                    Arithmetic arithmetic = Arithmetic::kFp32,
+                    const Checkpoint& checkpoint = ranks_checkpoint())
+      : followers(place, arithmetic, options, checkpoint, body) {}
+
+  const RendezvousPlace place{2};
+  Followers followers;
+  std::unique_ptr<Group> group = *Group::meet(place.options(0));
+  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+};
+
 // What one process answers to `count` requests, one at a time: what ranks have to answer, too.
 class KnownAnswers {
  public:

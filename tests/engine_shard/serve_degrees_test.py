@@ -4,6 +4,7 @@ of one process, with KV tiers and a store below them too; and 200 with the same 
 
 usage: serve_degrees_test.py BATON MODELS
 """
+import concurrent.futures
 import http.client
 import json
 import os
@@ -11,7 +12,6 @@ import pathlib
 import re
 import signal
 import tempfile
-import threading
 import time
 import urllib.request
 
@@ -55,21 +55,18 @@ class Asked:
     """Requests under way, each on a thread of its own."""
 
     def __init__(self, url, model, requests):
-        self.answers = [None] * len(requests)
-        self.threads = [threading.Thread(target=self.ask, args=(i, url, model, each)) for i, each in enumerate(requests)]
-        for thread in self.threads:
-            thread.start()
+        pool = concurrent.futures.ThreadPoolExecutor(len(requests))
+        self.asked = [pool.submit(self.ask, url, model, each) for each in requests]
 
-    def ask(self, i, *what):
+    @staticmethod
+    def ask(*what):
         try:
-            self.answers[i] = post(*what)
+            return post(*what)
         except (OSError, http.client.HTTPException) as error:  # any status but 200, too
-            self.answers[i] = error
+            return error
 
     def wait(self):
-        for thread in self.threads:
-            thread.join()
-        return self.answers
+        return [each.result() for each in self.asked]
 
 
 def answers(url, model):
@@ -83,13 +80,8 @@ def pair(model, prefill_ranks, decode_ranks, *flags):
     # However slow this machine is, nobody computes again what can be loaded.
     decode = serve(model, "--role", "decode", "-tp", decode_ranks, "--load-timeout", 3600, "--load-silence", 0, *SMALL_STEPS,
                    *flags)
-    for server in (prefill, decode):
-        server.ready.wait()
-        check(server.url, server.said)
-    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
-    router.ready.wait()
-    check(router.url, router.said)
-    return prefill, decode, router
+    router = Server("--role", "router", "--prefill", prefill.up().url, "--decode", decode.up().url)
+    return prefill, decode, router.up()
 
 
 def address_of(prefill):
@@ -122,9 +114,7 @@ def tiers_change_nothing(model, expected):
             flags = ("-tp", 2, "--token-budget", 48, "--arithmetic", arithmetic, "--kv-host-mib", 2,
                      "--kv-disk", folder, "--kv-disk-gib", 0.05)
             for _ in range(2):
-                server = serve(model, *flags)
-                server.ready.wait()
-                check(server.url, server.said)
+                server = serve(model, *flags).up()
                 check("at each of 2 ranks: 1 MiB of host memory" in server.said, server.said)
                 while True:  # until something was saved in time, and loaded
                     check(answers(server.url, model) == expected[arithmetic], arithmetic, "with tiers")
@@ -137,22 +127,13 @@ def tiers_change_nothing(model, expected):
 
 def a_store_serves_two_servers(model, expected):
     """Two ranks keep their KV in another process, and others find it there."""
-    store = Store()
-    store.ready.wait()
-    check(store.url, store.said)
+    store = Store().up()
     flags = ("-tp", 2, "--token-budget", 48, "--kv-store", store.url)
-
-    def start():
-        server = serve(model, *flags)
-        server.ready.wait()
-        check(server.url, server.said)
-        return server
-
-    first = start()
+    first = serve(model, *flags).up()
     check(answers(first.url, model) == expected, "the first server with a store")
     wait_until(lambda: metric(first, "kv_tier_blocks_saved_total") > 0, first, store)
     stop(first)
-    second = start()
+    second = serve(model, *flags).up()
     while True:  # until one was saved in time
         check(answers(second.url, model) == expected, "from a store")
         if metric(second, "kv_tier_tokens_total") > 0:
@@ -183,7 +164,7 @@ def dead_prefill_ranks(model, expected):
         os.kill(ranks[victim], signal.SIGSTOP)
         asked = ask_of(prefill, decode, model, REQUESTS[10:14])  # none of which is cached
         os.kill(ranks[victim], signal.SIGKILL)
-        check(asked.wait() == expected[10:14], "rank", victim, "is killed:", asked.answers, expected[10:14])
+        check(asked.wait() == expected[10:14], "rank", victim, "is killed:", asked.wait(), expected[10:14])
         wait_until(lambda: metric(decode, "kv_loads_failed_total") > 0, decode)
         check(prefill.wait() != 0 and f"rank {victim} was killed by signal 9" in prefill.said, prefill.said)
         check(Asked(router.url, model.name, REQUESTS).wait() == expected, "without a prefill server")
@@ -206,8 +187,7 @@ def dead_decode_rank(model, expected):
         check(decode.wait() != 0 and "rank 1 was killed by signal 9" in decode.said, decode.said)
         os.kill(first, signal.SIGCONT)
         wait_until(lambda: idle(prefill), prefill)
-        again = serve(model, "--role", "decode", *SMALL_STEPS)
-        again.ready.wait()
+        again = serve(model, "--role", "decode", *SMALL_STEPS).up()
         request = {**REQUESTS[0], "kv_transfer_params": {"prefill": prefill.address}}
         check(post(again.url, model.name, request) == expected[0], "the next decode server")
         wait_until(lambda: metric(again, "kv_loaded_tokens_total") > 0, again)
@@ -220,18 +200,11 @@ with tempfile.TemporaryDirectory() as folder:
     write_model(model, 1)
     expected = {}
     for arithmetic in ("fp32", "bf16"):
-        alone = serve(model, "--arithmetic", arithmetic)
-        alone.ready.wait()
+        alone = serve(model, "--arithmetic", arithmetic).up()
         expected[arithmetic] = answers(alone.url, model)
         stop(alone)
-    same_answers(model, expected)
-    print("same_answers ok", flush=True)
-    tiers_change_nothing(model, expected)
-    print("tiers_change_nothing ok", flush=True)
-    a_store_serves_two_servers(model, expected["fp32"])
-    print("a_store_serves_two_servers ok", flush=True)
-    one = expected["fp32"][3:]  # of REQUESTS
-    dead_prefill_ranks(model, one)
-    print("dead_prefill_ranks ok", flush=True)
-    dead_decode_rank(model, one)
-    print("dead_decode_rank ok", flush=True)
+    one = expected["fp32"]
+    for test, known in ((same_answers, expected), (tiers_change_nothing, expected), (a_store_serves_two_servers, one),
+                        (dead_prefill_ranks, one[3:]), (dead_decode_rank, one[3:])):  # of REQUESTS
+        test(model, known)
+        print(test.__name__, "ok", flush=True)

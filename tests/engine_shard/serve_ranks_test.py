@@ -6,6 +6,7 @@ usage: serve_ranks_test.py BATON MODELS
 """
 # Promise(serving): A mixture served with its experts shared out to two processes gives the tokens of one | dispatch and combine
 #   of every layer, whose sums have the bits of one rank
+import concurrent.futures
 import http.client
 import json
 import os
@@ -13,7 +14,6 @@ import pathlib
 import signal
 import socket
 import tempfile
-import threading
 import urllib.request
 
 from served import Server, check, serve, stop, write_model
@@ -25,17 +25,8 @@ REQUESTS = [dict(prompt="In the beginning", temperature=0), dict(prompt="And it 
 
 def answers(server):
     """All at once, so that they are batched."""
-    out = [None] * len(REQUESTS)
-
-    def ask(i):
-        out[i] = server.complete(model=server.model, **REQUESTS[i])
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(REQUESTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+    with concurrent.futures.ThreadPoolExecutor(len(REQUESTS)) as pool:
+        return list(pool.map(lambda request: server.complete(model=server.model, **request), REQUESTS))
 
 
 HELD = []

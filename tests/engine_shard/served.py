@@ -91,9 +91,13 @@ class Server:
         path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         return [int(pid) for pid in pathlib.Path(path).read_text().split()]
 
-    def complete(self, **request):
+    def up(self):
         self.ready.wait()
         assert self.url, self.said
+        return self
+
+    def complete(self, **request):
+        self.up()
         body = json.dumps({"model": "any", "max_tokens": 24, "ignore_eos": True, **request}).encode()
         call = urllib.request.Request(self.url + "/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(call) as answer:

@@ -1,6 +1,6 @@
 // A model on several ranks serves what one process serves, token for token; and nobody hangs when a
 // rank is different, late or gone.
-#include "tests/engine_shard/ranks.h"
+#include "tests/engine_shard/degrees.h"
 #include "tests/manual_clock.h"
 #include "tests/test.h"
 
@@ -11,23 +11,20 @@ using serve::Engine;
 using serve::EngineOptions;
 using serve::Outcome;
 using serve::Request;
+using ::testing::HasSubstr;
 
 constexpr size_t kRequests = 40;
 
-const Model& whole_model(Arithmetic arithmetic) {
-  static const auto* fp32 = new Model(*Model::create(ranks_checkpoint(), Arithmetic::kFp32));
-  static const auto* bf16 = new Model(*Model::create(ranks_checkpoint(), Arithmetic::kBf16));
-  return arithmetic == Arithmetic::kBf16 ? *bf16 : *fp32;
+const Model& whole_model() {
+  static const auto* model = new Model(*Model::create(ranks_checkpoint(), Arithmetic::kFp32));
+  return *model;
 }
 
-const std::vector<Request>& requests() {
-  static const auto* list = new std::vector<Request>(serve::random_requests(31, kRequests));
-  return *list;
+KnownAnswers& answers() {
+  static auto* known = new KnownAnswers(kRequests);
+  return *known;
 }
-
-std::map<uint64_t, Outcome> expected(const Checkpoint& checkpoint, Arithmetic arithmetic) {
-  return serve::run_one_at_a_time(requests(), *Model::create(checkpoint, arithmetic));
-}
+const std::vector<Request>& requests() { return answers().requests(); }
 
 // A cache that is too small for all, so that some are preempted, and prompts in many chunks.
 constexpr StepLimits kTight{.blocks = 18, .token_budget = 24, .max_sequences = 8};
@@ -53,34 +50,17 @@ class ShardEngine : public testing::TestWithParam<Case> {};
 //   columns, never along a sum
 TEST_P(ShardEngine, SaysWhatOneProcessSays) {
   const Case& given = GetParam();
-  const RendezvousPlace place(given.ranks, {given.provider});
   const Checkpoint& checkpoint = given.checkpoint();
-  Followers followers(place, given.arithmetic, {.limits = kTight}, checkpoint);
-  {
-    auto group = Group::meet(place.options(0));
-    ASSERT_TRUE(group.ok()) << group.status();
-    const Model model = *Model::create(checkpoint, given.arithmetic, (*group)->shard());
-    auto leader = Leader::create(**group, model, kTight);
-    ASSERT_TRUE(leader.ok()) << leader.status();
-    auto engine =
-        Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader->get()));
-    ASSERT_TRUE(engine.ok()) << engine.status();
-
-    // Some alone, then all at once.
-    std::map<uint64_t, Outcome> outcomes;
-    for (size_t i = 0; i < kRequests; ++i) {
-      ASSERT_TRUE(submit(**engine, requests()[i], &outcomes[i]).ok());
-      if (i < 5) {
-        finish_all(**engine);
-      }
-    }
-    finish_all(**engine);
-    expect_same(expected(checkpoint, given.arithmetic), outcomes);
-    EXPECT_GT((*engine)->stats().preemptions, 0u) << "the cache is too large for this test";
-    EXPECT_GT((*engine)->stats().cached_tokens, 0u);
-    EXPECT_TRUE((*engine)->check_integrity().ok()) << (*engine)->check_integrity();
-  }
-  for (const absl::Status& status : followers.join()) EXPECT_TRUE(status.ok()) << status;
+  Server server({.role = "all",
+                 .ranks = given.ranks,
+                 .limits = kTight,
+                 .arithmetic = given.arithmetic,
+                 .provider = given.provider,
+                 .checkpoint = &checkpoint});
+  expect_same(answers().of(given.arithmetic, checkpoint), run_all(server, requests()));
+  EXPECT_GT(server.engine().stats().preemptions, 0u) << "the cache is too large for this test";
+  EXPECT_GT(server.engine().stats().cached_tokens, 0u);
+  expect_clean(server, kTight.blocks);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardEngine,
@@ -111,16 +91,10 @@ TEST(Shard, RatesPromptsAsOneProcessDoes) {
     ASSERT_TRUE(engine.add_request(std::move(copy)).ok());
     finish_all(engine);
   };
-  ask(**Engine::create(whole_model(Arithmetic::kFp32), serve::test_tokenizer(),
-                       engine_options(kTight, nullptr)),
+  ask(**Engine::create(whole_model(), serve::test_tokenizer(), engine_options(kTight, nullptr)),
       &rated[0]);
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight);
-  ask(**Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get())),
-      &rated[1]);
+  Server server({.role = "all", .ranks = 2, .limits = kTight});
+  ask(server.engine(), &rated[1]);
   EXPECT_EQ(rated[0].size(), request.tokens.size());
   EXPECT_EQ(rated[0], rated[1]);
 }
@@ -132,17 +106,11 @@ TEST(Shard, LongStepsAreToldWhole) {
   for (size_t i = 0; i < request.tokens.size(); ++i) request.tokens[i] = int32_t(i * 7 % 250);
   request.sampling.max_tokens = 10;
   request.sampling.ignore_eos = true;
-  const auto alone = serve::run_one_at_a_time({request}, whole_model(Arithmetic::kFp32));
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = limits});
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, limits);
-  auto engine =
-      *Engine::create(model, serve::test_tokenizer(), engine_options(limits, leader.get()));
+  const auto alone = serve::run_one_at_a_time({request}, whole_model());
+  Server server({.role = "all", .ranks = 2, .limits = limits});
   std::map<uint64_t, Outcome> outcomes;
-  ASSERT_TRUE(submit(*engine, request, &outcomes[1]).ok());
-  finish_all(*engine);
+  ASSERT_TRUE(submit(server.engine(), request, &outcomes[1]).ok());
+  server.finish();
   expect_same(alone, outcomes);
 }
 
@@ -151,14 +119,11 @@ TEST(Shard, LongStepsAreToldWhole) {
 // How rank 0 and rank 1 start where rank 1 has these instead of rank 0's.
 void expect_disagreement(const Checkpoint& checkpoint, Arithmetic arithmetic,
                          const StepLimits& limits, std::string_view role, const std::string& what) {
-  const RendezvousPlace place(2);
-  Followers followers(place, arithmetic, {.limits = limits, .role = role}, checkpoint);
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  const auto leader = Leader::create(*group, model, kTight);
+  TwoRanks ranks({.limits = limits, .role = role}, nullptr, arithmetic, checkpoint);
+  const auto leader = Leader::create(*ranks.group, ranks.model, kTight);
   EXPECT_TRUE(absl::IsFailedPrecondition(leader.status())) << leader.status();
-  EXPECT_NE(leader.status().message().find(what), std::string::npos) << leader.status();
-  EXPECT_EQ(followers.join()[1], leader.status());
+  EXPECT_THAT(std::string(leader.status().message()), HasSubstr(what));
+  EXPECT_EQ(ranks.followers.join()[1], leader.status());
 }
 
 // Promise(engine): Ranks with different models or limits do not start, and say what differs |
@@ -186,22 +151,18 @@ TEST(Shard, EnginesAndModelsMustFit) {
                                      serve::test_tokenizer(), engine_options(kTight, nullptr));
   EXPECT_TRUE(absl::IsInvalidArgument(engine.status())) << engine.status();
 
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight});
-  auto group = *Group::meet(place.options(0));
+  TwoRanks ranks({.limits = kTight});
   const Model other = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, {1, 2});
-  EXPECT_TRUE(absl::IsInvalidArgument(Leader::create(*group, other, kTight).status()));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight);
-  EXPECT_TRUE(absl::IsInvalidArgument(Engine::create(whole_model(Arithmetic::kFp32),
-                                                     serve::test_tokenizer(),
-                                                     engine_options(kTight, leader.get()))
-                                          .status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Leader::create(*ranks.group, other, kTight).status()));
+  auto leader = *Leader::create(*ranks.group, ranks.model, kTight);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Engine::create(whole_model(), serve::test_tokenizer(), engine_options(kTight, leader.get()))
+          .status()));
   EngineOptions tiers = engine_options(kTight, leader.get());
   tiers.tiers.host_bytes = 1 << 20;
-  const auto refused = Engine::create(model, serve::test_tokenizer(), tiers);
-  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
-  EXPECT_NE(refused.status().message().find("--kv-host-mib"), std::string::npos);
+  const absl::Status refused = Engine::create(ranks.model, serve::test_tokenizer(), tiers).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--kv-host-mib"));
 }
 
 // --- bad days ------------------------------------------------------------------------------------
@@ -302,52 +263,40 @@ TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
 
 // A step that fails at rank 0 alone would leave the others in it: they are told why.
 TEST(Shard, AStepThatFailsAtRank0AloneEndsTheFollowers) {
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight);
+  TwoRanks ranks({.limits = kTight});
+  auto leader = *Leader::create(*ranks.group, ranks.model, kTight);
   leader->end_step(absl::DataLossError("its memory has lost a bit"));
-  const absl::Status ended = followers.join()[1];
-  EXPECT_NE(ended.message().find("has lost a bit"), std::string::npos) << ended;
+  EXPECT_THAT(std::string(ranks.followers.join()[1].message()), HasSubstr("has lost a bit"));
 }
 
 // And one that a follower cannot do is told to rank 0.
 TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
-  const RendezvousPlace place(2);
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint());
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  ASSERT_TRUE(get_ready(*group, model).ok());
-  ASSERT_TRUE(group->tell("nonsense").ok());
+  TwoRanks ranks({.limits = kTight});
+  ASSERT_TRUE(get_ready(*ranks.group, ranks.model).ok());
+  ASSERT_TRUE(ranks.group->tell("nonsense").ok());
   absl::Status failed;
-  until([&] { return !(failed = group->look()).ok(); });
-  EXPECT_NE(failed.message().find("a command of rank 0 (8 bytes) is wrong"), std::string::npos)
-      << failed;
-  EXPECT_FALSE(followers.join()[1].ok());
+  until([&] { return !(failed = ranks.group->look()).ok(); });
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("a command of rank 0 (8 bytes) is wrong"));
+  EXPECT_FALSE(ranks.followers.join()[1].ok());
 }
 
 // With nothing to do, rank 0 finds out too.
 TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
-  const RendezvousPlace place(2);
   std::atomic<bool> idle = false;  // before, its failure would be that of getting ready
-  Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(),
-                      [&idle](Group& group, const Model& model) {
-                        absl::Status status = get_ready(group, model);
-                        until([&] { return idle || !group.look().ok(); });
-                        group.abort(absl::DataLossError("rank 1 has lost its memory"));
-                        return status;
-                      });
-  auto group = *Group::meet(place.options(0));
-  const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = *Leader::create(*group, model, kTight);
+  TwoRanks ranks({.limits = kTight}, [&idle](Group& group, const Model& model) {
+    absl::Status status = get_ready(group, model);
+    until([&] { return idle || !group.look().ok(); });
+    group.abort(absl::DataLossError("rank 1 has lost its memory"));
+    return status;
+  });
+  auto leader = *Leader::create(*ranks.group, ranks.model, kTight);
   absl::Status told;
   leader->on_failure([&](const absl::Status& status) { told = status; });
   auto engine =
-      *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
+      *Engine::create(ranks.model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
   idle = true;
   until([&] { return !told.ok(); }, [&] { engine->wait(std::chrono::milliseconds(1), -1); });
-  EXPECT_NE(told.message().find("has lost its memory"), std::string::npos) << told;
+  EXPECT_THAT(std::string(told.message()), HasSubstr("has lost its memory"));
 }
 
 }  // namespace

@@ -33,7 +33,6 @@ struct TierScript {
   std::atomic<int> saved = 0;
   std::atomic<int> loads = 0;
   std::atomic<int> ended = 0;
-  std::atomic<int> looked_at = 0;
 };
 
 class ScriptedStore final : public TierStore {
@@ -57,7 +56,6 @@ class ScriptedStore final : public TierStore {
     return saves.size();
   }
   std::vector<uint32_t> unpinned() override {
-    ++script_.looked_at;
     return script_.unpins ? std::exchange(blocks_, {}) : std::vector<uint32_t>();
   }
   bool has_pinned() const override { return !blocks_.empty(); }
@@ -85,16 +83,9 @@ class ScriptedStore final : public TierStore {
 class TierParts : public testing::Test {
  protected:
   TierParts() {
-    group_ = *Group::meet(place_.options(0));
-    const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group_->shard());
-    leader_ = *Leader::create(*group_, model, kSmall, "all", kTiers);
+    leader_ = *Leader::create(*ranks_.group, ranks_.model, kSmall, "all", kTiers);
     store_ = std::make_unique<RanksTierStore>(*leader_, std::make_unique<ScriptedStore>(mine_),
-                                              group_->shard(), kLayers, Clock::steady());
-  }
-  ~TierParts() override {
-    store_ = nullptr;
-    leader_ = nullptr;
-    group_ = nullptr;
+                                              ranks_.group->shard(), kLayers, Clock::steady());
   }
   absl::Status follow(Group& group, const Model& model) {
     TierFollower follower(std::make_unique<ScriptedStore>(theirs_), group.shard(), kLayers);
@@ -133,12 +124,7 @@ class TierParts : public testing::Test {
   const std::vector<uint32_t> blocks_ = {0, 1, 2};
   TierScript mine_;
   TierScript theirs_;
-  const RendezvousPlace place_{2};
-  Followers followers_{
-      place_, Arithmetic::kFp32, {}, ranks_checkpoint(), [this](Group& group, const Model& model) {
-        return follow(group, model);
-      }};
-  std::unique_ptr<Group> group_;
+  TwoRanks ranks_{{}, [this](Group& group, const Model& model) { return follow(group, model); }};
   std::unique_ptr<Leader> leader_;
   std::unique_ptr<RanksTierStore> store_;
 };
@@ -253,7 +239,7 @@ TEST_F(TierParts, AFailedGroupHoldsNothingBack) {
   mine_.quiet = true;
   mine_.found = 3;
   EXPECT_FALSE(store_->end_load(id));
-  group_->abort(absl::AbortedError("by the test"));
+  ranks_.group->abort(absl::AbortedError("by the test"));
   EXPECT_FALSE(store_->load_status(id).ok());
   EXPECT_TRUE(store_->end_load(id));
   EXPECT_TRUE(store_->unpinned().empty()) << "rank 0 reads it";

@@ -31,29 +31,16 @@ KnownAnswers& answers() {
 }
 const std::vector<Request>& requests() { return answers().requests(); }
 
-struct TieredOptions {
-  int ranks = 2;
-  StepLimits limits = kTight;
-  KvTierOptions tiers;
-  Arithmetic arithmetic = Arithmetic::kFp32;
-  const Checkpoint* checkpoint = &ranks_checkpoint();
-
-  ServerOptions patient() const {
-    ServerOptions out{.role = "all",
-                      .ranks = ranks,
-                      .limits = limits,
-                      .arithmetic = arithmetic,
-                      .tiers = tiers,
-                      .checkpoint = checkpoint};
-    out.tiers.timeout = kLong;
-    return out;
-  }
-};
+// Patient: what is in a tier is found.
+ServerOptions with(KvTierOptions tiers, int ranks = 2, const StepLimits& limits = kTight) {
+  tiers.timeout = kLong;
+  return {.role = "all", .ranks = ranks, .limits = limits, .tiers = std::move(tiers)};
+}
 
 // An engine with tiers, on one rank or several.
 class Tiered : public Server {
  public:
-  explicit Tiered(const TieredOptions& options) : Server(options.patient()), options_(options) {}
+  explicit Tiered(const ServerOptions& options) : Server(options), options_(options) {}
   ~Tiered() {
     for (const absl::Status& status : end()) EXPECT_TRUE(status.ok()) << status;
   }
@@ -74,7 +61,7 @@ class Tiered : public Server {
   const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
 
  private:
-  const TieredOptions options_;
+  const ServerOptions options_;
   std::map<uint64_t, Outcome> outcomes_;
 };
 
@@ -118,10 +105,10 @@ class TierRanks : public testing::TestWithParam<Case> {};
 TEST_P(TierRanks, SayWhatOneProcessSays) {
   const Case& given = GetParam();
   const TemporaryFolder folder;
-  Tiered server({.ranks = given.ranks,
-                 .tiers = given.disk ? on_disk(folder) : in_memory(),
-                 .arithmetic = given.arithmetic,
-                 .checkpoint = &given.checkpoint()});
+  ServerOptions options = with(given.disk ? on_disk(folder) : in_memory(), given.ranks);
+  options.arithmetic = given.arithmetic;
+  options.checkpoint = &given.checkpoint();
+  Tiered server(options);
   server.run(true);
   server.run(false);
   EXPECT_GT(server.stats().preemptions, 0u) << "the cache is too large for this test";
@@ -156,11 +143,11 @@ void expect_found(Tiered& server, uint64_t tokens) {
 TEST(TierKeys, RanksOfAllDegreesShareAStore) {
   const Store store;
   for (const int ranks : {2, 1, 4}) {
-    Tiered first({.ranks = ranks, .tiers = store.tiers()});
+    Tiered first(with(store.tiers(), ranks));
     expect_found(first, kFound);
   }
   for (const int ranks : {1, 2, 4}) {
-    Tiered second({.ranks = ranks, .tiers = store.tiers()});
+    Tiered second(with(store.tiers(), ranks));
     expect_found(second, kFound);
     EXPECT_GT(second.stats().tiers.from_peer, 0u) << ranks;
   }
@@ -169,7 +156,7 @@ TEST(TierKeys, RanksOfAllDegreesShareAStore) {
 TEST(TierKeys, ADegreeFindsOnDiskWhatItLeftThereAlone) {
   const TemporaryFolder folder;
   const auto run = [&](int ranks) {
-    Tiered server({.ranks = ranks, .limits = kWide, .tiers = on_disk(folder)});
+    Tiered server(with(on_disk(folder), ranks, kWide));
     server.run(true);
     return server.stats().tier_tokens;
   };
@@ -190,7 +177,7 @@ TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
   for (const int rank : {0, 1}) {
     const TemporaryFolder folder;
     const auto run = [&] {
-      Tiered server({.limits = kWide, .tiers = on_disk(folder)});
+      Tiered server(with(on_disk(folder), 2, kWide));
       server.run(true);
       EXPECT_EQ(server.stats().loads_failed, 0u);
       return server.stats().tier_tokens;
@@ -205,9 +192,9 @@ TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
 TEST(TierRanksOnBadDays, WhatIsDamagedAtOneRankIsComputedAgainAtAll) {
   for (const int rank : {0, 1}) {
     const TemporaryFolder folder;
-    { Tiered(TieredOptions{.limits = kWide, .tiers = on_disk(folder)}).run(true); }
+    Tiered(with(on_disk(folder), 2, kWide)).run(true);
     serve::damage(directory_of(folder, rank));
-    Tiered server({.tiers = on_disk(folder)});
+    Tiered server(with(on_disk(folder)));
     server.run(false);
     EXPECT_GT(server.stats().tiers.corrupt, 0u);
     EXPECT_GT(server.stats().loads_failed, 0u);
@@ -225,7 +212,7 @@ TEST(TierRanksOnBadDays, ARankWithoutItsDirectoryCostsTheTiers) {
   for (const int rank : {0, 1}) {
     TemporaryFolder folder;
     folder.file("kv/rank-" + std::to_string(rank) + "-of-2", "a file is in the way");
-    Tiered server({.tiers = on_disk(folder)});
+    Tiered server(with(on_disk(folder)));
     server.run(true);
     server.run(false);
     EXPECT_EQ(server.stats().tier_tokens, 0u) << "rank " << rank;
@@ -234,20 +221,9 @@ TEST(TierRanksOnBadDays, ARankWithoutItsDirectoryCostsTheTiers) {
 
 // Requests that clients give up, at any moment, leave nothing behind at any rank.
 TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
-  Tiered server({.tiers = in_memory()});
+  Tiered server(with(in_memory()));
   server.run(true);
-  std::map<uint64_t, Outcome> outcomes;
-  std::mt19937_64 random(7);
-  for (size_t i = 0; i < kRequests; ++i) {
-    ASSERT_TRUE(submit(server.engine(), requests()[i], &outcomes[i]).ok());
-    for (uint64_t steps = random() % 6; steps > 0; --steps) server.engine().step();
-    if (random() % 2 == 0) server.engine().abort(random() % (i + 1));
-  }
-  finish_all(server.engine());
-  for (const auto& [id, outcome] : outcomes) {
-    if (outcome.reason == serve::FinishReason::kAbort) continue;
-    EXPECT_EQ(outcome.tokens, answers().of().at(id).tokens) << id;
-  }
+  run_and_abort(server, answers());
   server.run(false);
 }
 
@@ -264,19 +240,17 @@ TEST(TierRanksOnBadDays, RanksThatDifferAreToldInWhat) {
   } cases[] = {{{}, {"--kv-host-mib", "\"none\" at rank 1"}},
                {theirs.of_rank({1, 2}), {"--kv-salt is"}}};
   for (const auto& [at_rank_1, says] : cases) {
-    const RendezvousPlace place(2);
-    Followers followers(place, Arithmetic::kFp32, {.limits = kTight, .tiers = at_rank_1});
-    auto group = *Group::meet(place.options(0));
-    const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
+    TwoRanks ranks({.limits = kTight, .tiers = at_rank_1});
     const absl::Status status =
-        Leader::create(*group, model, kTight, "all", ours.of_rank(model.shard())).status();
+        Leader::create(*ranks.group, ranks.model, kTight, "all", ours.of_rank(ranks.model.shard()))
+            .status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     for (const char* what : says) {
       EXPECT_THAT(std::string(status.message()), testing::HasSubstr(what));
     }
     EXPECT_EQ(status.message().find("ours"), std::string::npos) << status;
     EXPECT_EQ(status.message().find("theirs"), std::string::npos) << status;
-    EXPECT_TRUE(absl::IsFailedPrecondition(followers.join()[1]));
+    EXPECT_TRUE(absl::IsFailedPrecondition(ranks.followers.join()[1]));
   }
 }
 

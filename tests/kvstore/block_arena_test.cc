@@ -1,15 +1,13 @@
 // Room for blocks: what is handed out is nobody else's, and who leaves.
 #include "kvtransfer/store/block_arena.h"
+#include "tests/kvtiers/records.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer::store {
 namespace {
 
 using std::chrono::seconds;
-
-tiers::TierKey numbered_key(uint64_t number) {
-  return tiers::TierKeys({.weights = "w"}).key(std::to_string(number));
-}
+using tiers::key_of;
 
 class Arena : public ::testing::Test {
  protected:
@@ -19,40 +17,40 @@ class Arena : public ::testing::Test {
   bool put(uint64_t number, size_t bytes, Time now = {}) {
     BlockArena::SpacePtr space = arena_.take(bytes, now);
     if (space == nullptr) return false;
-    arena_.publish(numbered_key(number), std::move(space), std::to_string(number));
+    arena_.publish(key_of(number), std::move(space), std::to_string(number));
     return true;
   }
 };
 
 TEST_F(Arena, TheLeastRecentlyUsedLeaves) {
   for (uint64_t i = 0; i < 10; ++i) ASSERT_TRUE(put(i, 100));
-  ASSERT_NE(arena_.find(numbered_key(0)).space, nullptr);
+  ASSERT_NE(arena_.find(key_of(0)).space, nullptr);
   ASSERT_TRUE(put(10, 150));  // in place of two
-  EXPECT_TRUE(arena_.contains(numbered_key(0)));
-  EXPECT_FALSE(arena_.contains(numbered_key(1)));
-  EXPECT_FALSE(arena_.contains(numbered_key(2)));
-  EXPECT_EQ(arena_.find(numbered_key(10)).tag(), "10");
+  EXPECT_TRUE(arena_.contains(key_of(0)));
+  EXPECT_FALSE(arena_.contains(key_of(1)));
+  EXPECT_FALSE(arena_.contains(key_of(2)));
+  EXPECT_EQ(arena_.find(key_of(10)).tag(), "10");
   EXPECT_EQ(arena_.stats().evicted, 2u);
   EXPECT_EQ(arena_.stats().blocks, 9u);
 }
 
 TEST_F(Arena, WhatIsLeasedOrHeldStays) {
   for (uint64_t i = 0; i < 10; ++i) ASSERT_TRUE(put(i, 100));
-  const BlockArena::Found held = arena_.find(numbered_key(0));
-  for (uint64_t i = 1; i < 10; ++i) arena_.find(numbered_key(i), seconds(5));
+  const BlockArena::Found held = arena_.find(key_of(0));
+  for (uint64_t i = 1; i < 10; ++i) arena_.find(key_of(i), seconds(5));
   EXPECT_FALSE(put(10, 100, seconds(4)));
   EXPECT_EQ(arena_.stats().refused, 1u);
   EXPECT_TRUE(put(10, 100, seconds(5)));
-  EXPECT_TRUE(arena_.contains(numbered_key(0)));
-  EXPECT_FALSE(arena_.contains(numbered_key(1)));
+  EXPECT_TRUE(arena_.contains(key_of(0)));
+  EXPECT_FALSE(arena_.contains(key_of(1)));
 }
 
 // Somebody still reads the older one: its space comes back when he lets go of it.
 TEST_F(Arena, ABlockOfTheSameKeyTakesItsPlace) {
   ASSERT_TRUE(put(1, 300));
-  BlockArena::Found older = arena_.find(numbered_key(1));
+  BlockArena::Found older = arena_.find(key_of(1));
   ASSERT_TRUE(put(1, 300));
-  EXPECT_NE(arena_.find(numbered_key(1)).space, older.space);
+  EXPECT_NE(arena_.find(key_of(1)).space, older.space);
   EXPECT_EQ(arena_.stats().bytes, 600u);
   older = {};
   EXPECT_EQ(arena_.stats().bytes, 300u);
@@ -78,7 +76,7 @@ TEST_F(Arena, SpacesNeverOverlap) {
         --owners[held[which]->offset() + at];
       }
       std::swap(held[which], held.back());
-      if (random() % 2 == 0) arena_.publish(numbered_key(random() % 20), held.back());
+      if (random() % 2 == 0) arena_.publish(key_of(random() % 20), held.back());
       held.pop_back();
       continue;
     }
@@ -90,7 +88,7 @@ TEST_F(Arena, SpacesNeverOverlap) {
     held.push_back(std::move(space));
   }
   held.clear();
-  for (uint64_t i = 0; i < 20; ++i) arena_.publish(numbered_key(i), nullptr);
+  for (uint64_t i = 0; i < 20; ++i) arena_.publish(key_of(i), nullptr);
   EXPECT_EQ(arena_.stats().bytes, 0u);
 }
 

@@ -3,9 +3,9 @@
 #include "engine/serve/engine.h"
 #include "kvtransfer/store/store_client.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/peer_process.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
-#include "transport/base/child.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -32,64 +32,41 @@ class StoreProcess {
     std::filesystem::permissions(key_, std::filesystem::perms(0600));
     start();
   }
-  ~StoreProcess() { end(SIGKILL); }
 
   // Somebody else may have the port for a moment.
   void start() {
-    for (const Time give_up = Clock::steady().now() + kLong; pid_ < 0;) {
+    for (const Time give_up = Clock::steady().now() + kLong; !is_alive();) {
       ASSERT_LT(Clock::steady().now(), give_up) << "baton kv_store does not start";
-      start_once();
+      process_.emplace(BATON_COMMAND,
+                       std::vector<std::string>{"kv_store", "--memory-mib", mib_, "--port", port_,
+                                                "--key-file", key_, "--provider", "tcp"});
+      unsigned port = 0;
+      if (sscanf(process_->line().c_str(), "ready: kv_store on 127.0.0.1:%u", &port) == 1) {
+        port_ = std::to_string(port);
+      } else {
+        process_.reset();
+      }
     }
   }
+  bool is_alive() const { return process_.has_value(); }
   void end(int signal) {
-    if (pid_ < 0) return;
     go_on();
-    kill(pid_, signal);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
+    process_->kill_it(signal);
+    process_.reset();
   }
   void stop() {
-    if (std::exchange(stopped_, true)) return;
-    kill(pid_, SIGSTOP);
-    waitpid(pid_, nullptr, WUNTRACED);  // it has
+    go_on();  // one that stands already does not stop again
+    process_->stop();
   }
-  void go_on() {
-    stopped_ = false;
-    kill(pid_, SIGCONT);
-  }
+  void go_on() { process_->go_on(); }
   std::string address() const { return "127.0.0.1:" + port_; }
   const std::string& key() const { return key_; }
 
  private:
-  void start_once() {
-    int ends[2];
-    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    const pid_t child = base::fork_child();
-    if (child == 0) {
-      dup2(ends[1], STDOUT_FILENO);
-      execl(BATON_COMMAND, BATON_COMMAND, "kv_store", "--memory-mib", mib_.c_str(), "--port",
-            port_.c_str(), "--key-file", key_.c_str(), "--provider", "tcp", nullptr);
-      _exit(7);
-    }
-    close(ends[1]);
-    std::FILE* out = fdopen(ends[0], "r");
-    unsigned port = 0;
-    const bool ready = fscanf(out, "ready: kv_store on 127.0.0.1:%u", &port) == 1;
-    std::fclose(out);
-    if (ready) {
-      pid_ = child;
-      port_ = std::to_string(port);
-    } else {
-      kill(child, SIGKILL);
-      waitpid(child, nullptr, 0);
-    }
-  }
-
   const std::string key_;
   const std::string mib_;
   std::string port_ = "0";
-  pid_t pid_ = -1;
-  bool stopped_ = false;
+  std::optional<PeerProcess> process_;
 };
 
 // Patient: whatever is there is found, however busy the machine is.
@@ -236,28 +213,17 @@ TEST(KvStoreEngines, AStoreWithABadDay) {
   options.load_timeout = std::chrono::milliseconds(500);
   auto engine = make(with(options, 64 << 10));
   std::mt19937_64 random(11);
-  bool alive = true;
   for (int round = 0; round < 4; ++round) {
     run_and_compare(*engine, 1 + random() % 8, false, [&](size_t) {
-      switch (random() % 24) {
-        case 0:
-          store.end(SIGKILL);
-          alive = false;
-          break;
-        case 1:
-        case 2:
-          if (!alive) store.start();
-          alive = true;
-          break;
-        case 3:
-          if (alive) store.stop();
-          break;
-        case 4:
-        case 5:
-          if (alive) store.go_on();
-          break;
-        default:
-          break;
+      const uint64_t what = random() % 24;
+      if (!store.is_alive()) {
+        if (what == 1 || what == 2) store.start();
+      } else if (what == 0) {
+        store.end(SIGKILL);
+      } else if (what == 3) {
+        store.stop();
+      } else if (what == 4 || what == 5) {
+        store.go_on();
       }
     });
   }

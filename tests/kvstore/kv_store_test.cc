@@ -40,19 +40,10 @@ struct Engine {
   }
   bool is_up() const { return tiers->explain().find("(up)") != std::string::npos; }
   void wait_until_up() {
-    for (const Time end = Clock::steady().now() + kLong; !is_up();) {
-      ASSERT_LT(Clock::steady().now(), end) << tiers->explain();
-      tiers->wait(std::chrono::milliseconds(20), -1);
-    }
+    until([&] { return is_up(); }, [&] { tiers->wait(std::chrono::milliseconds(20), -1); },
+          [&] { return tiers->explain(); });
   }
-  void save(uint64_t number) {
-    cache.fill(0, number);
-    const tiers::TierSave save{key_of(number), 0};
-    ASSERT_EQ(tiers->save(std::span(&save, 1)), 1u);
-    until([&] { return tiers->unpinned(), !tiers->has_pinned(); },
-          [&] { tiers->wait(seconds(1), -1); });
-    tiers->flush();
-  }
+  void save(uint64_t number) { kvtransfer::tiers::save(*tiers, cache, number); }
   TierFound find(const std::vector<TierKey>& keys) {
     TierFound found;
     until([&] { return !(found = tiers->find(keys)).pending; },
@@ -63,16 +54,7 @@ struct Engine {
     std::vector<uint32_t> blocks(keys.size());
     for (uint32_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
     std::ranges::fill(cache.memory, std::byte{0});
-    const tiers::TierLoadId id = tiers->load(keys, blocks, timeout);
-    absl::Status status;
-    until([&] { return !status.ok() || tiers->layers_loaded(id) == kLayers; },
-          [&] {
-            status = tiers->load_status(id);
-            tiers->wait(std::chrono::milliseconds(10), -1);
-          });
-    until([&] { return tiers->end_load(id); },
-          [&] { tiers->wait(std::chrono::milliseconds(1), -1); });
-    return status;
+    return kvtransfer::tiers::outcome(*tiers, tiers->load(keys, blocks, timeout));
   }
 };
 
@@ -205,43 +187,29 @@ TEST_P(KvStoreTest, AStoreThatIsAwayHasNothing) {
   EXPECT_FALSE(engine.load(keys(1, 2)).ok());
 }
 
-// Somebody who belongs to the cluster, and answers nothing.
-class Mute {
- public:
-  explicit Mute(const std::string& provider)
-      : worker_(*Worker::create({.name = "mute", .providers = {provider}, .key = cluster_key()})),
-        progress_(*worker_) {}
-  std::string address() const { return worker_->address(); }
-  Worker& worker() { return *worker_; }
-
- private:
-  std::unique_ptr<Worker> worker_;
-  ProgressThread progress_;
-};
-
 // By the engine's clock, and only once: it is not asked again before it has spoken.
 // Promise(tiers): A silent store costs one deadline, then nothing until it answers | the engine's
 //   clock
 TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
-  Mute mute(GetParam());
+  // It belongs to the cluster, and answers nothing.
+  const auto mute =
+      *Worker::create({.name = "mute", .providers = {GetParam()}, .key = cluster_key()});
+  const ProgressThread progress(*mute);
   ManualClock clock;
-  StoreClientOptions options = client(mute.address());
+  StoreClientOptions options = client(mute->address());
   options.clock = &clock;
   options.lookup_timeout = options.load_timeout = kLong;
   Engine engine(options);
   // It says who it is, and nothing more.
-  RemoteRegion region;
   std::vector<std::byte> memory(1 << 20);
-  region =
-      *mute.worker().remote_region(*mute.worker().register_memory(memory.data(), memory.size()));
+  const RemoteRegion region =
+      *mute->remote_region(*mute->register_memory(memory.data(), memory.size()));
   Notification note;
-  ASSERT_TRUE(
-      mute.worker().wait_until([&] { return mute.worker().next_notification(note); }, kLong).ok());
+  ASSERT_TRUE(mute->wait_until([&] { return mute->next_notification(note); }, kLong).ok());
   const auto hello = decode_store_message(note.payload);
   ASSERT_TRUE(hello.ok());
   const auto say = [&](uint64_t id) {
-    ASSERT_TRUE(
-        mute.worker().notify_detached(note.peer, encode(Found{.id = id, .region = region})).ok());
+    ASSERT_TRUE(mute->notify_detached(note.peer, encode(Found{.id = id, .region = region})).ok());
   };
   say(std::get<Lookup>(*hello).id);
   engine.wait_until_up();

@@ -38,24 +38,14 @@ class Client {
   }
   bool connected() const { return connected_; }
   bool send_all(const std::string& bytes) {
-    size_t sent = 0;
-    while (sent < bytes.size()) {
-      const ssize_t n = send(fd_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-      if (n <= 0) return false;
-      sent += static_cast<size_t>(n);
-    }
-    return true;
+    return send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(bytes.size());
   }
   // Fewer where the other side closed.
   std::string receive(size_t bytes) {
     std::string out(bytes, '\0');
-    size_t have = 0;
-    while (have < bytes) {
-      const ssize_t n = recv(fd_.get(), out.data() + have, bytes - have, 0);
-      if (n <= 0) break;
-      have += static_cast<size_t>(n);
-    }
-    out.resize(have);
+    const ssize_t got = recv(fd_.get(), out.data(), bytes, MSG_WAITALL);
+    out.resize(got < 0 ? 0 : static_cast<size_t>(got));
     return out;
   }
   Reply reply() {

@@ -1,13 +1,10 @@
 // Records and caches with content that follows from a number, for the tests of tiers.
 #pragma once
 
-#include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/tiers/tier_record.h"
 #include "kvtransfer/tiers/tier_store.h"
+#include "tests/test.h"
+#include "tests/until.h"
 #include "transport/base/splitmix.h"
 
 namespace baton::kvtransfer::tiers {
@@ -54,5 +51,25 @@ struct TestCache {
     return view().at(static_cast<uint32_t>(i / kCacheBytes), block)[i % kCacheBytes];
   }
 };
+
+// Until nothing of block 0 is read any more, and all tiers have it.
+template <uint32_t kBlocks>
+void save(TierStore& store, TestCache<kBlocks>& cache, uint64_t number) {
+  cache.fill(0, number);
+  const TierSave save{key_of(number), 0};
+  ASSERT_EQ(store.save(std::span(&save, 1)), 1u);
+  until([&] { return store.unpinned(), !store.has_pinned(); },
+        [&] { store.wait(std::chrono::seconds(1), -1); });
+  store.flush();
+}
+
+// Waits for the load's end, and says how it was.
+inline absl::Status outcome(TierStore& store, TierLoadId id) {
+  until([&] { return store.layers_loaded(id) == kCacheLayers || !store.load_status(id).ok(); },
+        [&] { store.wait(std::chrono::milliseconds(10), -1); });
+  const absl::Status status = store.load_status(id);
+  until([&] { return store.end_load(id); }, [&] { store.wait(std::chrono::milliseconds(1), -1); });
+  return status;
+}
 
 }  // namespace baton::kvtransfer::tiers

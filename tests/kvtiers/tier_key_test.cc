@@ -5,16 +5,11 @@
 
 #include "kvtransfer/tiers/memory_tier.h"
 #include "tests/kvtiers/records.h"
+#include "tests/seeds.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {
-
-// BATON_SEEDS=1000000 is what was run once.
-size_t wanted_keys() {
-  const char* text = std::getenv("BATON_SEEDS");
-  return text != nullptr ? std::strtoul(text, nullptr, 10) : 10000;
-}
 
 std::string text_of(const TierKey& key) {
   return {reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size()};
@@ -30,7 +25,8 @@ TEST(TierKey, FuzzedOneFieldAtATimeNoTwoAreEqual) {
                                      "0/1",     "adapter",   "salt", "block"};
   std::unordered_set<std::string> inputs;
   std::unordered_set<std::string> keys;
-  while (inputs.size() < wanted_keys()) {
+  const uint64_t wanted = number_of("BATON_SEEDS", 10000);  // a million is what was run once
+  while (inputs.size() < wanted) {
     std::string& field = fields[random() % fields.size()];
     switch (random() % 4) {
       case 0:

@@ -6,38 +6,15 @@
 #include "tests/manual_clock.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
-#include "tests/until.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {
 
 using Cache = TestCache<8>;
-constexpr uint32_t kLayers = kCacheLayers;
-constexpr size_t kBytes = kCacheBytes;
 
 // Two layers in each part, the last of them alone in its own.
 TierStoreOptions options(Cache& cache) {
-  return {.cache = cache.view(), .host_bytes = 1 << 20, .part_bytes = 2 * kBytes};
-}
-
-void save(TierStore& store, Cache& cache, uint64_t number) {
-  cache.fill(0, number);
-  const TierSave save{key_of(number), 0};
-  ASSERT_EQ(store.save(std::span(&save, 1)), 1u);
-  until([&] { return store.unpinned(), !store.has_pinned(); },
-        [&] { store.wait(std::chrono::seconds(1), -1); });
-  store.flush();
-}
-
-// Waits for the load's end, and says how it was.
-absl::Status outcome(TierStore& store, TierLoadId id) {
-  until([&] { return store.layers_loaded(id) == kLayers || !store.load_status(id).ok(); },
-        [&] { store.wait(std::chrono::milliseconds(10), -1); });
-  return store.load_status(id);
-}
-
-void end(TierStore& store, TierLoadId id) {
-  until([&] { return store.end_load(id); }, [&] { store.wait(std::chrono::milliseconds(1), -1); });
+  return {.cache = cache.view(), .host_bytes = 1 << 20, .part_bytes = 2 * kCacheBytes};
 }
 
 TEST(TierStore, BlocksComeBackWhereverTheyGo) {
@@ -59,7 +36,6 @@ TEST(TierStore, BlocksComeBackWhereverTheyGo) {
     const TierLoadId load =
         store->load(std::span(keys).first(3), blocks, patient(std::chrono::seconds(60)));
     ASSERT_TRUE(outcome(*store, load).ok());
-    end(*store, load);
     EXPECT_TRUE(cache.holds(5, 3));
     EXPECT_TRUE(cache.holds(1, 0));
     EXPECT_TRUE(cache.holds(7, 2));
@@ -74,7 +50,6 @@ TEST(TierStore, ALoadOfWhatIsNotHereFails) {
   const uint32_t block = 2;
   const TierLoadId load = store->load({&key, 1}, {&block, 1}, patient(std::chrono::seconds(60)));
   EXPECT_EQ(outcome(*store, load).code(), absl::StatusCode::kNotFound);
-  end(*store, load);
 }
 
 // Its deadline is by the clock that the store was given.

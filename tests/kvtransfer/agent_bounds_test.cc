@@ -34,6 +34,12 @@ class Liar {
     ASSERT_TRUE(
         worker->wait_until([&] { return all_heard(); }, patient(std::chrono::seconds(60))).ok());
   }
+  // It is driven too.
+  template <typename Fact>
+  void until(Agent& agent, Fact fact, CallSite from = CallSite::here()) const {
+    const auto turned = [&] { return worker->progress(), fact(); };
+    run_agents(agent, agent, turned, from);
+  }
   bool all_heard() const { return worker->stats().transfers_ended == said_; }
   AgentMetadata metadata(std::string agent) const {
     AgentMetadata out;
@@ -188,10 +194,7 @@ TEST(AgentBounds, AnAgentGivesOnlyItsOwnMetadata) {
   // Nor under ever new names: it has one.
   for (int i = 0; i < 20; ++i) liar.send(liar.metadata("liar-" + std::to_string(i)));
   liar.send(liar.metadata("liar"));
-  run_agents(*served, *served, [&] {
-    liar.worker->progress();
-    return served->has_remote("liar");
-  });
+  liar.until(*served, [&] { return served->has_remote("liar"); });
   EXPECT_FALSE(served->has_remote("somebody"));
   EXPECT_EQ(served->stats().remotes, 1u);
 }
@@ -201,16 +204,9 @@ TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
   const auto served = make_server("tcp", false);
   Liar first("twin", *served), second("twin", *served);
   first.send(first.metadata("twin"));
-  run_agents(*served, *served, [&] {
-    first.worker->progress();
-    return served->has_remote("twin");
-  });
+  first.until(*served, [&] { return served->has_remote("twin"); });
   const auto until_heard = [&](const Liar& liar) {
-    run_agents(*served, *served, [&] {
-      liar.worker->progress();
-      served->has_remote("nobody");
-      return liar.all_heard();
-    });
+    liar.until(*served, [&] { return served->has_remote("nobody"), liar.all_heard(); });
   };
   second.say(AgentFrameKind::kInvalidate, "");
   until_heard(second);
@@ -220,10 +216,7 @@ TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
   until_heard(first);
   ASSERT_TRUE(served->notify("twin", "marker").ok());
   Notification note;
-  run_agents(*served, *served, [&] {
-    first.worker->progress();
-    return first.worker->next_notification(note);
-  });
+  first.until(*served, [&] { return first.worker->next_notification(note); });
   EXPECT_EQ(note.payload, agent_frame(AgentFrameKind::kMessage, "marker"));
 }
 
@@ -247,10 +240,7 @@ TEST(AgentBounds, RepeatedMetadataIsStoredOnce) {
   }
   again(400);
   faithful.send(faithful.metadata("faithful"));
-  run_agents(*served, *served, [&] {
-    faithful.worker->progress();
-    return served->has_remote("faithful");
-  });
+  faithful.until(*served, [&] { return served->has_remote("faithful"); });
   EXPECT_TRUE(served->has_remote("gone"));
 }
 
@@ -304,16 +294,10 @@ TEST(AgentBounds, ADepartedPeerIsForgotten) {
 TEST(AgentBounds, WhatIsNoFrameIsPassedOver) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   Liar liar("liar", *a);
-  const auto until_heard = [&] {
-    run_agents(*a, *a, [&] {
-      liar.worker->progress();
-      return liar.all_heard();
-    });
-  };
   liar.say(static_cast<AgentFrameKind>(77), "what is this?");
   liar.say(AgentFrameKind::kFetch, "alpha");  // which serves nobody
   liar.say(AgentFrameKind::kMessage, "words");
-  until_heard();
+  liar.until(*a, [&] { return liar.all_heard(); });
   const std::vector<AgentMessage> heard = a->messages();
   ASSERT_EQ(heard.size(), 1u);
   EXPECT_EQ(heard[0].payload, "words");
@@ -324,10 +308,8 @@ TEST(AgentBounds, OneRequestGetsOneAnswer) {
   const auto served = make_server("tcp", false);
   Liar asker("asker", *served);
   asker.say(AgentFrameKind::kFetch, "server");
-  run_agents(*served, *served, [&] {
-    served->has_remote("nobody");
-    asker.worker->progress();
-    return served->stats().worker.transfers_ended == 1;
+  asker.until(*served, [&] {
+    return served->has_remote("nobody"), served->stats().worker.transfers_ended == 1;
   });
   for (int i = 0; i < 10; ++i) {
     served->has_remote("nobody");
@@ -415,10 +397,7 @@ TEST(AgentBounds, AgentsThatCameAndWentAreForgotten) {
     one.wait_until_heard();
     if (testing::Test::HasFatalFailure()) return;
   }
-  run_agents(*served, *served, [&] {
-    faithful.worker->progress();
-    return served->has_remote(name(all - 1));
-  });
+  faithful.until(*served, [&] { return served->has_remote(name(all - 1)); });
   EXPECT_TRUE(served->has_remote("faithful")) << "it is still there";
   EXPECT_LE(served->stats().remotes, kMostGoneRemotes + 10);
   EXPECT_FALSE(served->has_remote(name(0)));

@@ -62,7 +62,7 @@ class AgentFilesTest : public testing::Test {
   }
 
   void open(const std::string& name, int flags = O_RDWR | O_CREAT) {
-    file_.reset(::open(folder_.path(name).c_str(), flags, 0600));
+    file_.reset(::open((name[0] == '/' ? name : folder_.path(name)).c_str(), flags, 0600));
     ASSERT_TRUE(file_.valid()) << strerror(errno);
     ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
   }
@@ -195,14 +195,12 @@ TEST_F(AgentFilesTest, AShortAFullAndADamagedFileSaySo) {
   ASSERT_TRUE(agent_->post(read).ok()) << "it may be posted again";
   EXPECT_TRUE(agent_->wait(read, kPatience).ok());
 
-  file_.reset(::open("/dev/full", O_RDWR | O_CLOEXEC));
-  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  open("/dev/full");
   const absl::Status full = moved(Op::kWrite, kFilePage);
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
   EXPECT_NE(full.message().find("No space left"), std::string::npos) << full;
 
-  file_.reset(::open(folder_.path("file").c_str(), O_RDONLY | O_CLOEXEC));
-  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  open("file", O_RDONLY | O_CLOEXEC);
   EXPECT_TRUE(absl::IsInternal(moved(Op::kWrite, kFilePage)));
 }
 
@@ -220,8 +218,7 @@ TEST_F(AgentFilesTest, PastTheLimitOfAFilesSizeIsAnError) {
 // pwrite() to one appends, on Linux.
 TEST_F(AgentFilesTest, AFileThatIsAppendedToIsReadAndNotWritten) {
   ASSERT_TRUE(moved(Op::kWrite, kFilePage).ok());
-  file_.reset(::open(folder_.path("file").c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
-  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  open("file", O_RDWR | O_APPEND | O_CLOEXEC);
   EXPECT_TRUE(moved(Op::kRead, kFilePage).ok());
   const auto write = make(Op::kWrite, kFilePage);
   ASSERT_TRUE(write.ok()) << write.status();

@@ -31,22 +31,6 @@ TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   EXPECT_FALSE(pair.decode->load(1).wrong);
 }
 
-TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
-  KvPair pair(options());
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.run_to_end();
-  const std::string old = pair.address();
-  pair.prefill.reset();
-  pair.prefill_connector = make_or_fail(options_for(GetParam(), "prefill-1"));
-  pair.prefill.emplace(*pair.prefill_connector, test_layout(60), 9);
-  ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
-  pair.run_to_end();
-  EXPECT_EQ(pair.decode->load(2).verified, 6u) << pair.decode->load(2).status;
-  const absl::Status status = pair.decode->start(3, old, 12);
-  pair.run_to_end();
-  EXPECT_FALSE(status.ok() && pair.decode->load(3).status.ok());
-}
-
 TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
   KvPair pair(options());
   // They have met before: to meet may take a busy machine as long as the load has.
@@ -183,36 +167,36 @@ TEST_P(KvEitherWayTest, APrefillThatStopsFailsItsLoads) {
   EXPECT_EQ(pair.decode->cache().damaged(), 0u);
 }
 
-TEST_P(KvEitherWayTest, APrefillShardMustHoldAllHeadsOfItsDecode) {
-  KvPairOptions with = options();
-  with.prefill_layout = test_layout(60, 0, 4);
-  KvPair pair(with);
-  ASSERT_TRUE(start(pair, 1, 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
-}
-
-TEST_P(KvEitherWayTest, AnErrorOfThePrefillEngineReachesDecode) {
-  KvPair pair(options());
-  pair.prefill->refuse(absl::ResourceExhaustedError("the prompt is longer than my cache"));
-  ASSERT_TRUE(start(pair, 1, 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsResourceExhausted(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("the prompt is longer than my cache"));
-  EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
-  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-}
-
-TEST_P(KvEitherWayTest, AJobFinishedWithBlocksMissingFails) {
-  KvPair pair(options());
-  pair.prefill->forget_a_block();
-  ASSERT_TRUE(start(pair, 1, 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsInternal(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
-  EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
-  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+TEST_P(KvEitherWayTest, ALoadThatPrefillCannotServeSaysWhy) {
+  KvPairOptions half = options();
+  half.prefill_layout = test_layout(60, 0, 4);
+  const struct {
+    KvPairOptions with;
+    std::function<void(TestPrefill&)> change;
+    absl::StatusCode code;
+    std::vector<const char*> says;
+  } cases[] = {
+      {half, [](TestPrefill&) {}, absl::StatusCode::kFailedPrecondition, {"[0, 4)", "[0, 8)"}},
+      {options(),
+       [](TestPrefill& prefill) { prefill.refuse(absl::ResourceExhaustedError("too long")); },
+       absl::StatusCode::kResourceExhausted,
+       {"too long"}},
+      {options(),
+       [](TestPrefill& prefill) { prefill.forget_a_block(); },
+       absl::StatusCode::kInternal,
+       {"blocks missing"}},
+  };
+  for (const auto& each : cases) {
+    KvPair pair(each.with);
+    each.change(*pair.prefill);
+    ASSERT_TRUE(start(pair, 1, 12).ok());
+    pair.run_to_end();
+    const TestLoad& load = pair.decode->load(1);
+    EXPECT_EQ(load.status.code(), each.code) << load.status;
+    for (const char* word : each.says) EXPECT_THAT(text(load.status), HasSubstr(word));
+    EXPECT_EQ(load.wrongly_kept, 0u);
+    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+  }
 }
 
 TEST_P(KvConnectorTest, TheTimelineHasEveryTransferAndEveryArrival) {
@@ -260,6 +244,10 @@ TEST_P(KvConnectorTest, MisuseIsRefused) {
   EXPECT_TRUE(refused([](KvLoad& l) { l.tokens.clear(); }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.timeout = Time(0); }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.transfer.emplace(); }));
+  EXPECT_TRUE(refused([](KvLoad& l) {
+    l.pull = true;
+    l.lease = Time(0);
+  }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.prefill = "baton1:nonsense"; }));
   EXPECT_TRUE(absl::IsNotFound(decode.load_status(1)));
   EXPECT_EQ(decode.layers_loaded(1), 0u);

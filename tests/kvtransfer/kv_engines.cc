@@ -1,10 +1,7 @@
 // Two engines without a model, for tests of KvConnectors.
 #include "tests/kvtransfer/kv_engines.h"
 
-#include <algorithm>
-#include <cstdlib>
 #include <iostream>
-#include <numeric>
 
 namespace baton::kvtransfer {
 namespace {

@@ -25,13 +25,11 @@ class KvMisuse : public OverEveryProvider<std::string> {
   }
   KvConnector& prefill() { return *pair_->prefill_connector; }
   KvConnector& decode() { return *pair_->decode_connector; }
-  KvLoad load(KvRequestId id, std::vector<uint32_t> blocks) {
-    KvLoad load;
-    load.id = id;
-    load.prefill = prefill().address();
-    load.tokens.assign(blocks.size() * kTestBlockTokens, 1);
-    load.blocks = std::move(blocks);
-    return load;
+  KvLoad load(KvRequestId id, const std::vector<uint32_t>& blocks) {
+    return {.id = id,
+            .prefill = prefill().address(),
+            .tokens = std::vector<int32_t>(blocks.size() * kTestBlockTokens, 1),
+            .blocks = blocks};
   }
   template <typename Fact>
   void until(Fact fact, CallSite from = CallSite::here()) {

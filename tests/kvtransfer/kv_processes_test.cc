@@ -15,9 +15,9 @@ using ::testing::HasSubstr;
 struct Process : PeerProcess {
   static constexpr const char* kPrefill = "--prefill";
   static constexpr const char* kDecode = "--decode";
-  static constexpr const char* kDecodePulls = "--decode-pulls";
-  Process(const char* role, const std::string& provider, uint32_t stop_before_layer)
-      : PeerProcess("/proc/self/exe", {role, provider, std::to_string(stop_before_layer)}) {}
+  // `number`: before which layer prefill stops; whether decode pulls.
+  Process(const char* role, const std::string& provider, uint32_t number)
+      : PeerProcess("/proc/self/exe", {role, provider, std::to_string(number)}) {}
 };
 
 KvLoad load_of(KvRequestId id, const std::string& prefill, bool pull) {
@@ -107,13 +107,16 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   until(decode, [&] { return decode.open() == 0; });
   EXPECT_EQ(decode.load(3).verified, 6u) << decode.load(3).status;
   EXPECT_FALSE(decode.load(3).wrong);
+  const absl::Status late = decode.start(4, address, 12);  // of the one that is gone
+  until(decode, [&] { return decode.open() == 0; });
+  EXPECT_FALSE(late.ok() && decode.load(4).status.ok());
   EXPECT_EQ(decode.cache().damaged(), 0u);
 }
 
 TEST_P(KvProcessesTest, AKilledDecodeMakesItsJobsUnwanted) {
   for (const bool pulls : {false, true}) {
     SCOPED_TRACE(pulls);
-    Process decode(pulls ? Process::kDecodePulls : Process::kDecode, GetParam(), 0);
+    Process decode(Process::kDecode, GetParam(), pulls ? 1 : 0);
     BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
     options.allow_pull = pulls;
     auto connector = make_or_fail(options);
@@ -142,11 +145,9 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvProcessesTest);
 int main(int argc, char** argv) {
   using baton::kvtransfer::Process;
   const std::string_view role = argc == 4 ? argv[1] : "";
-  if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], false);
-  if (role == Process::kDecodePulls) baton::kvtransfer::decode_main(argv[2], true);
-  if (role == Process::kPrefill) {
-    baton::kvtransfer::prefill_main(argv[2], static_cast<uint32_t>(std::stoul(argv[3])));
-  }
+  const auto number = [&] { return static_cast<uint32_t>(std::stoul(argv[3])); };
+  if (role == Process::kDecode) baton::kvtransfer::decode_main(argv[2], number() != 0);
+  if (role == Process::kPrefill) baton::kvtransfer::prefill_main(argv[2], number());
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -14,7 +14,6 @@ namespace {
 
 struct DirectSession : ::testing::Test {
   DirectSession() { std::memset(prefill.block(5), 42, kBytes); }
-  ~DirectSession() override { session->close(); }
 
   // Orders a block of prefill's for this one here, which prefill hears. Returns what it hears.
   json order(const std::string& transfer, uint32_t block) {
@@ -73,8 +72,8 @@ struct DirectSession : ::testing::Test {
 
   ManualClock clock;
   SessionSide prefill{"prefill/0", false};
-  SessionSide decode{"decode/0", true};
-  std::unique_ptr<KvSession> session = decode.session(clock);
+  SessionEnd decode{"decode/0", clock, Time::zero(), true};
+  KvSession* const session = decode.session.get();
 };
 
 TEST_F(DirectSession, BelievesWhatHasTheChecksumThatPrefillTook) {
@@ -119,10 +118,6 @@ TEST_F(DirectSession, AWordToAnEarlierLoadOfTheTransferIsNotTakenForThisOne) {
 
 // Both ends are ours; nothing moves but by turn().
 struct TwoSessions : ::testing::Test {
-  ~TwoSessions() override {
-    from->close();
-    into->close();
-  }
   void order(KvRequestId id, const std::string& transfer = "t") {
     KvOrder order{.id = id, .from = from->params_of(transfer), .timeout = std::chrono::seconds(10)};
     order.from.workers = {{"prefill/0", from->address()}};
@@ -153,8 +148,8 @@ struct TwoSessions : ::testing::Test {
 
   bool push = true;
   ManualClock clock;
-  SessionSide prefill{"prefill/0", false}, decode{"decode/0", false};
-  std::unique_ptr<KvSession> from = prefill.session(clock), into = decode.session(clock);
+  SessionEnd decode{"decode/0", clock}, prefill{"prefill/0", clock};
+  KvSession *const from = prefill.session.get(), *const into = decode.session.get();
 };
 
 // Prefill answers that the first load is over when the second has been ordered.

@@ -3,10 +3,7 @@
 #include <malloc.h>
 #include <zlib.h>
 
-#include <random>
-
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
@@ -22,26 +19,18 @@ constexpr Time kTenSeconds = std::chrono::seconds(10);  // for loads from the ho
 
 // What stands in the place of each field in turn. "@deep" becomes more brackets than are parsed.
 const std::vector<json>& nasty() {
-  static const std::vector<json> values = {nullptr,
-                                           true,
-                                           "",
-                                           "abc",
-                                           "@deep",
-                                           -1,
-                                           0,
-                                           0.5,
-                                           1e300,
-                                           -1e300,
-                                           1ULL << 60,
-                                           INT64_MIN,
-                                           INT64_MAX,
-                                           UINT64_MAX,
-                                           513,
-                                           UINT32_MAX,
-                                           json::array(),
-                                           json::object(),
-                                           {{0, 0, {{7, 7}}}},
-                                           {1ULL << 60, 1ULL << 60}};
+  static const std::vector<json> values = [] {
+    auto out = json::parse(R"([null, true, "", "abc", "@deep", 0.5, 1e300, -1e300,
+                               [], {}, [[0, 0, [[7, 7]]]]])")
+                   .get<std::vector<json>>();
+    for (const int64_t number :
+         {int64_t{-1}, int64_t{0}, int64_t{513}, int64_t{UINT32_MAX}, INT64_MIN, INT64_MAX}) {
+      out.emplace_back(number);
+    }
+    for (const uint64_t number : {uint64_t{1} << 60, UINT64_MAX}) out.emplace_back(number);
+    out.push_back({uint64_t{1} << 60, uint64_t{1} << 60});
+    return out;
+  }();
   return values;
 }
 
@@ -92,20 +81,14 @@ std::string text_of(const json& message) {
 class SessionHostileTest : public ::testing::Test {
  protected:
   SessionHostileTest() {
-    for (SessionSide* side : {&prefill_, &decode_, &evil_}) {
+    for (SessionSide* side : std::initializer_list<SessionSide*>{&prefill_, &decode_, &evil_}) {
       for (size_t i = 0; i < side->memory.size(); ++i) {
         side->memory[i] = static_cast<std::byte>(i % 251 + (side == &evil_ ? 1 : 0));
       }
     }
-    from_ = prefill_.session(clock_, kHour);
-    into_ = decode_.session(clock_, kHour);
     EXPECT_TRUE(evil_.its->ask_metadata("prefill/0", from_->address()).ok());
     until([&] { return evil_.its->has_remote("prefill/0"); });
     metadata_ = absl::BytesToHexString(*evil_.its->metadata());
-  }
-  ~SessionHostileTest() override {
-    from_->close();
-    into_->close();
   }
 
   void turn() {
@@ -297,8 +280,9 @@ class SessionHostileTest : public ::testing::Test {
 
   static constexpr uint32_t kGood = 3, kTheirs = 6;
   ManualClock clock_;
-  SessionSide prefill_{"prefill/0", false}, decode_{"decode/0", false}, evil_{"evil/0", false};
-  std::unique_ptr<KvSession> from_, into_;
+  SessionSide evil_{"evil/0", false};
+  SessionEnd decode_{"decode/0", clock_, kHour}, prefill_{"prefill/0", clock_, kHour};
+  KvSession *const from_ = prefill_.session.get(), *const into_ = decode_.session.get();
   std::string metadata_, where_, last_, name_;
   std::map<std::string, json> wants_;
   std::string answer_;  // the last for transfer "t"
@@ -338,7 +322,6 @@ TEST_F(SessionHostileTest, PrefillLivesWithEveryFieldOfDecodesMessagesWrong) {
   prefill_has_heard();
   if (number % 32 != 0) finish_good();
   from_->hold(victim);
-  std::cout << number << " messages\n";
   check_all();
 }
 
@@ -394,7 +377,6 @@ TEST_F(SessionHostileTest, DecodeLivesWithEveryFieldOfPrefillsMessagesWrong) {
     }
   }
   if (number % 16 != 0) finish_good();
-  std::cout << number << " loads\n";
   check_all();
 }
 

@@ -1,9 +1,7 @@
 // An agent and a cache of one layer, for tests of sessions.
 #pragma once
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -54,6 +52,17 @@ struct SessionSide {
   }
   std::vector<std::byte> memory;
   std::unique_ptr<Agent> its;
+};
+
+// With its session, which moves nothing but by turn().
+struct SessionEnd : SessionSide {
+  template <typename... Memory>
+  SessionEnd(const std::string& name, const Clock& clock, Time lease = Time::zero(),
+             bool thread = false, Memory... given)
+      : SessionSide(name, thread, std::move(given)...),
+        session(SessionSide::session(clock, lease)) {}
+  ~SessionEnd() { session->close(); }
+  std::unique_ptr<KvSession> session;
 };
 
 }  // namespace baton::kvtransfer

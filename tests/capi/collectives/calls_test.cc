@@ -1,6 +1,4 @@
 // Calls in C: every kind, their works and callbacks, and what makes no sense.
-#include <atomic>
-
 #include "tests/capi/collectives/ranks.h"
 
 namespace baton::capi {

@@ -1,6 +1,5 @@
 // Experts in C.
 #include <baton/experts.h>
-#include <sys/wait.h>
 
 #include <latch>
 

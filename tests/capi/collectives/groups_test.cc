@@ -1,9 +1,4 @@
 // Groups in C, of calls and of ranks; and what they leave in the process.
-#include <dirent.h>
-#include <poll.h>
-
-#include <atomic>
-
 #include "tests/capi/collectives/ranks.h"
 
 namespace baton::capi {
@@ -176,11 +171,7 @@ TEST(GroupsOfC, HandlesAndMemoryThatMakeNoSenseAreRefused) {
 // --- the process ---
 
 size_t entries(const char* folder) {
-  size_t count = 0;
-  DIR* dir = opendir(folder);
-  while (readdir(dir) != nullptr) ++count;
-  closedir(dir);
-  return count;
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
 }
 
 size_t shared_mappings() {

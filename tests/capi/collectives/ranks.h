@@ -3,10 +3,6 @@
 
 #include <baton/collectives.h>
 
-#include <functional>
-#include <numeric>
-#include <thread>
-
 #include "tests/test.h"
 #include "tests/until.h"
 

@@ -206,23 +206,12 @@ TEST(KvPacking, WhatMakesNoSenseIsRefused) {
   const json levels_of_one = std::vector<std::vector<int>>(8, {1, 1});
   json nine = levels_of_one;
   nine.push_back({4, 4});
-  const json bad_axes[] = {kMissing,
-                           json(4),
-                           json::object(),
-                           nine,
-                           {4, 4},
-                           {{4}},
-                           {{4, 4, 1}},
-                           json::array({json::array({"4", 4})}),
-                           {{4, "4"}},
-                           {{4, -4}},
-                           {{-4, 4}},
-                           {{3, 4}},
-                           {{5, 4}},
-                           {{0, 4}, {4, 4}},
-                           json::array(),
-                           json::parse(R"({"a": [4, 4]})"),
-                           json::parse(R"([{"a": 4, "b": 4}])")};
+  auto bad_axes = json::parse(R"([4, {}, [4, 4], [[4]], [[4, 4, 1]], [["4", 4]], [[4, "4"]],
+                                  [[4, -4]], [[-4, 4]], [[3, 4]], [[5, 4]], [[0, 4], [4, 4]], [],
+                                  {"a": [4, 4]}, [{"a": 4, "b": 4}]])")
+                      .get<std::vector<json>>();
+  bad_axes.push_back(kMissing);
+  bad_axes.push_back(nine);
   for (const json& bad : bad_axes) {
     refused({{"/value/tokens", bad}}, "\"value\" has a \"start\"");
     refused({{"/value/heads", bad}}, "\"value\" has a \"start\"");

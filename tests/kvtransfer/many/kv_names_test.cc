@@ -1,6 +1,5 @@
 // Names of prefill workers that DNS is slow about: no call waits for it, and no other load.
-#include <netinet/in.h>
-
+#include "tests/held_port.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/manual_clock.h"
 #include "tests/slow_dns.h"
@@ -28,6 +27,14 @@ std::string slow_name(const std::string& address) {
 struct KvNames : ::testing::TestWithParam<bool> {
   KvLoad load_of(KvRequestId id, const std::string& prefill) const {
     return {.id = id, .prefill = prefill, .timeout = kLongEnough, .pull = GetParam()};
+  }
+  // Load 1, of one block.
+  absl::Status start_block(const std::string& prefill, Time timeout = kLongEnough) {
+    KvLoad load = load_of(1, prefill);
+    load.tokens = {1, 2, 3, 4};
+    load.blocks = {7};
+    load.timeout = timeout;
+    return pair.decode_connector->start_load(load);
   }
   KvPair pair{{.provider = "tcp", .allow_pull = true}};
   std::string slow = slow_name(pair.address());
@@ -64,23 +71,12 @@ TEST_P(KvNames, ADnsLookupBlocksNoCall) {
 }
 
 TEST_P(KvNames, ALoadMayEndBeforeItsNameIsKnown) {
-  ASSERT_TRUE(pair.decode_connector
-                  ->start_load([&] {
-                    KvLoad load = load_of(1, slow);
-                    load.tokens = {1, 2, 3, 4};
-                    load.blocks = {7};
-                    return load;
-                  }())
-                  .ok());
+  ASSERT_TRUE(start_block(slow).ok());
   dns_asked.acquire();
   EXPECT_TRUE(pair.decode_connector->end_load(1)) << "nobody was asked anything";
   EXPECT_TRUE(absl::IsNotFound(pair.decode_connector->load_status(1)));
   // The block and the number are free for another.
-  KvLoad late = load_of(1, slow);
-  late.tokens = {1, 2, 3, 4};
-  late.blocks = {7};
-  late.timeout = std::chrono::milliseconds(1);
-  ASSERT_TRUE(pair.decode_connector->start_load(late).ok());
+  ASSERT_TRUE(start_block(slow, std::chrono::milliseconds(1)).ok());
   until([&] { return !pair.decode_connector->load_status(1).ok(); },
         [&] { pair.decode_connector->wait(kLongEnough, -1); });
   EXPECT_TRUE(absl::IsDeadlineExceeded(pair.decode_connector->load_status(1)));
@@ -97,10 +93,7 @@ TEST_P(KvNames, ALoadMayEndBeforeItsNameIsKnown) {
 
 // Who sleeps hears that there is no such host, and that his load failed.
 TEST_P(KvNames, AWaiterLearnsThatTheHostIsUnknown) {
-  KvLoad load = load_of(1, "no such host:4000");
-  load.tokens = {1, 2, 3, 4};
-  load.blocks = {7};
-  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  ASSERT_TRUE(start_block("no such host:4000").ok());
   const absl::Status why = pair.decode_connector->wait_for_layer(1, 0);
   EXPECT_TRUE(absl::IsNotFound(why)) << why;
   EXPECT_THAT(std::string(why.message()), ::testing::HasSubstr("no such host"));
@@ -109,26 +102,16 @@ TEST_P(KvNames, AWaiterLearnsThatTheHostIsUnknown) {
 
 // It may be known that nobody is there before anybody has asked whose connection that was.
 TEST_P(KvNames, AWaiterLearnsThatNoProcessListens) {
-  const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof at;
-  ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&at), size), 0);
-  ASSERT_EQ(getsockname(taken, reinterpret_cast<sockaddr*>(&at), &size), 0);
-  KvLoad load = load_of(1, "slow.example:" + std::to_string(ntohs(at.sin_port)));
-  load.tokens = {1, 2, 3, 4};
-  load.blocks = {7};
-  load.timeout = kNever;
+  const HeldPort held;
+  const std::string address = held.address();
   for (int i = 0; i < 50; ++i) {
-    ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+    ASSERT_TRUE(start_block("slow.example" + address.substr(address.rfind(':')), kNever).ok());
     dns_asked.acquire();
     dns_answered.release();
     const absl::Status why = pair.decode_connector->wait_for_layer(1, 0);
     EXPECT_TRUE(absl::IsUnavailable(why)) << why;
     EXPECT_TRUE(pair.decode_connector->end_load(1));
   }
-  close(taken);
 }
 
 // Of a group one is slow: the others are asked at once, and it when it is found.

@@ -2,9 +2,6 @@
 // nothing moves but by turn().
 #include <malloc.h>
 
-#include <set>
-
-#include "absl/strings/str_cat.h"
 #include "tests/kvtransfer/session_sides.h"
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
@@ -18,22 +15,16 @@ constexpr Time kMinute = std::chrono::seconds(60);
 // How a load gets its blocks.
 enum Way : uint64_t { kRead, kPush, kHears, kWays };
 
-struct End : SessionSide {
-  template <typename... Memory>
-  End(const std::string& name, const Clock& clock, Memory... given)
-      : SessionSide(name, false, std::move(given)...),
-        session(SessionSide::session(clock, kMinute)) {}
-  ~End() { session->close(); }
-  std::unique_ptr<KvSession> session;
-};
-
 class SessionManyTest : public ::testing::Test {
  protected:
   template <typename... Memory>
-  End* add(const std::string& name, Memory... given) {
-    return ends_.emplace_back(std::make_unique<End>(name, clock_, std::move(given)...)).get();
+  SessionEnd* add(const std::string& name, Memory... given) {
+    return ends_
+        .emplace_back(
+            std::make_unique<SessionEnd>(name, clock_, kMinute, false, std::move(given)...))
+        .get();
   }
-  void remove(End* end) {
+  void remove(SessionEnd* end) {
     std::erase_if(ends_, [end](const auto& each) { return each.get() == end; });
   }
   void turn() {
@@ -60,7 +51,7 @@ class SessionManyTest : public ::testing::Test {
       for (int i = 0; i < 20; ++i) turn();
     }
   }
-  static void load(End& end, const KvTransfer& from, KvRequestId id, Way way,
+  static void load(SessionEnd& end, const KvTransfer& from, KvRequestId id, Way way,
                    std::vector<uint32_t> blocks = {1}, Time timeout = std::chrono::seconds(30)) {
     KvOrder order{.id = id, .from = from, .timeout = timeout};
     order.push = way == kPush;
@@ -72,14 +63,14 @@ class SessionManyTest : public ::testing::Test {
     order.runs.push_back({0, std::move(blocks), {0, tokens}});
     EXPECT_TRUE(end.session->load(std::move(order)).ok());
   }
-  KvTransfer at(const End& prefill, const std::string& transfer) {
+  KvTransfer at(const SessionEnd& prefill, const std::string& transfer) {
     KvTransfer from = prefill.session->params_of(transfer);
     from.agent = "prefill";
     return from;
   }
 
   ManualClock clock_;
-  std::vector<std::unique_ptr<End>> ends_;
+  std::vector<std::unique_ptr<SessionEnd>> ends_;
   std::map<KvRequestId, absl::Status> loaded_;
   std::set<uint64_t> released_;
 };
@@ -88,8 +79,8 @@ class SessionManyTest : public ::testing::Test {
 //   nothing behind | half of them ended by the engine at once
 TEST_F(SessionManyTest, TenThousandNamesThatNeverCome) {
   const size_t count = static_cast<size_t>(rounds_of(10000, 1000));
-  End& prefill = *add("prefill/0");
-  End& decode = *add("decode/0");
+  SessionEnd& prefill = *add("prefill/0");
+  SessionEnd& decode = *add("decode/0");
   size_t before = 0;
   for (const size_t loads : {count / 10, count}) {  // the first time buffers and tables grow
     loaded_.clear();
@@ -119,7 +110,7 @@ TEST_F(SessionManyTest, TenThousandNamesThatNeverCome) {
 
 TEST_F(SessionManyTest, ManyPrefillsThatAreNotThere) {
   constexpr size_t count = 500;
-  End& decode = *add("decode/0");
+  SessionEnd& decode = *add("decode/0");
   for (size_t i = 1; i <= count; ++i) {
     load(decode, {.transfer = "t", .agent = absl::StrCat("none-", i), .address = "127.0.0.1:1"}, i,
          Way(i % kWays));
@@ -133,7 +124,7 @@ TEST_F(SessionManyTest, ManyPrefillsThatAreNotThere) {
 
 TEST_F(SessionManyTest, APrefillThatIsClosedWithManyReaders) {
   constexpr size_t kEach = 25;
-  End& prefill = *add("prefill/0");
+  SessionEnd& prefill = *add("prefill/0");
   for (size_t reader = 0; reader < 4; ++reader) add(absl::StrCat("decode-", reader, "/0"));
   std::set<uint64_t> sends;
   for (size_t i = 1; i <= 4 * kEach; ++i) {
@@ -170,8 +161,8 @@ struct SessionWays : SessionManyTest, ::testing::WithParamInterface<uint64_t> {
     prefill.session->hold(send);
   }
   Way way() const { return Way(GetParam()); }
-  End& prefill;
-  End* decode;
+  SessionEnd& prefill;
+  SessionEnd* decode;
   uint64_t send = 0;
 };
 std::string name_of(const ::testing::TestParamInfo<uint64_t>& way) {
@@ -209,7 +200,7 @@ TEST_P(SessionWays, APrefillThatComesBackAndAsksFirstIsPlannedAnew) {
   until([&] { return loaded_.contains(1); });
   std::vector<std::byte> memory = std::move(prefill.memory);
   remove(&prefill);
-  End& again = *add("prefill/0", std::move(memory));
+  SessionEnd& again = *add("prefill/0", std::move(memory));
   const uint64_t other = decode->session->open("u", 16);
   EXPECT_TRUE(decode->session->save(other, 0, 0, {1}).ok());
   KvTransfer from = decode->session->params_of("u");
@@ -230,7 +221,7 @@ TEST_P(SessionWays, APrefillThatComesBackAndAsksFirstIsPlannedAnew) {
 // What came of it is right or has failed; the blocks are free in any case.
 TEST_P(SessionWays, TwoDecodesWithOneName) {
   half(way());
-  End* const first = decode;
+  SessionEnd* const first = decode;
   decode = add("decode/0");
   load(*decode, at(prefill, "t"), 2, way(), {3});
   pass(std::chrono::seconds(2));

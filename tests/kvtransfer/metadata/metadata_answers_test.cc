@@ -3,6 +3,7 @@
 #include <httplib.h>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
 #include "kvtransfer/metadata/etcd_store.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -67,22 +68,10 @@ struct EtcdAnswers : ::testing::Test {
   void grant() { etcd.answer("lease/grant", R"({"ID":"7"})"); }
 };
 
-const char* const kNoAnswers[] = {"",
-                                  "etcd",
-                                  "7",
-                                  "[]",
-                                  "\"text\"",
-                                  "null",
-                                  "{}",
-                                  R"({"result":7})",
-                                  R"({"result":[]})",
-                                  R"({"ID":7})",
-                                  R"({"ID":""})",
-                                  R"({"kvs":{}})",
-                                  R"({"succeeded":"perhaps"})"};
-
 TEST_F(EtcdAnswers, WithoutALeaseNothingIsPut) {
-  for (const char* answer : kNoAnswers) {
+  for (const char* answer :
+       {"", "etcd", "7", "[]", "\"text\"", "null", "{}", R"({"result":7})", R"({"result":[]})",
+        R"({"ID":7})", R"({"ID":""})", R"({"kvs":{}})", R"({"succeeded":"perhaps"})"}) {
     etcd.answer("lease/grant", answer);
     const absl::Status put = store.put("key", "bytes");
     EXPECT_TRUE(absl::IsUnavailable(put)) << answer << ": " << put;
@@ -197,36 +186,24 @@ TEST(EtcdEndpoints, TheNextIsAskedWhereOneFails) {
 // Each answer in turn is one watch's; a watch that ends is begun again.
 TEST_F(EtcdAnswers, AWatchSaysWhatChangedAndNothingElse) {
   const auto event = [](const std::string& key) {
-    return R"({"result":{"events":[{"kv":{"key":")" + absl::Base64Escape(key) +
-           R"("}}]}})"
-           "\n";
+    return R"({"result":{"events":[{"kv":{"key":")" + absl::Base64Escape(key) + R"("}}]}})";
   };
-  const std::string ends = "no JSON\n" + event("/agents/never");
-  etcd.answer("watch", {{200, R"({"result":{"created":true}})"
-                              "\n" +
-                                  event("/agents/one") + ends},
-                        {200, R"({"result":{"created":"perhaps"}})"
-                              "\n" +
-                                  event("/agents/two") +
-                                  R"({"result":{"canceled":true}})"
-                                  "\n" +
-                                  event("/agents/never")},
-                        {200, event("/agents/three") + "7\n" + event("/agents/never")},
-                        {200, event("short") +
-                                  R"({"error":"busy"})"
-                                  "\n" +
-                                  event("/agents/never")},
-                        {200, R"({"result":{"events":[7,{},{"kv":7},{"kv":{}},{"kv":{"key":7}},)"
-                              R"({"kv":{"key":"no base64!"}}]}})"
-                              "\n"
-                              R"({"result":{"events":7,"canceled":"perhaps"}})"
-                              "\n" +
-                                  event("/agents/four") +
-                                  R"({"result":7})"
-                                  "\n" +
-                                  event("/agents/never")},
-                        {200, event("/agents/last")},
-                        {500, ""}});
+  const auto watch = [](const std::vector<std::string>& lines) {
+    return StrangeEtcd::Answer{200, absl::StrJoin(lines, "\n") + "\n"};
+  };
+  const std::string never = event("/agents/never");
+  etcd.answer("watch",
+              {watch({R"({"result":{"created":true}})", event("/agents/one"), "no JSON", never}),
+               watch({R"({"result":{"created":"perhaps"}})", event("/agents/two"),
+                      R"({"result":{"canceled":true}})", never}),
+               watch({event("/agents/three"), "7", never}),
+               watch({event("short"), R"({"error":"busy"})", never}),
+               watch({R"({"result":{"events":[7,{},{"kv":7},{"kv":{}},{"kv":{"key":7}},)"
+                      R"({"kv":{"key":"no base64!"}}]}})",
+                      R"({"result":{"events":7,"canceled":"perhaps"}})", event("/agents/four"),
+                      R"({"result":7})", never}),
+               watch({event("/agents/last")}),
+               {500, ""}});
   std::mutex mutex;
   std::condition_variable came;
   std::vector<std::string> keys;

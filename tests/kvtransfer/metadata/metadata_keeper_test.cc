@@ -18,7 +18,6 @@ constexpr milliseconds kShort{300};
 // What the store answers, and all that was said, in order.
 struct Script {
   std::mutex mutex;
-  std::condition_variable said_something;
   std::vector<std::string> said;
   std::map<std::string, absl::StatusOr<std::string>> there;
   std::deque<absl::Status> renewals, puts;  // in turn; then OK
@@ -32,7 +31,6 @@ struct Script {
     {
       const std::lock_guard lock(mutex);
       said.push_back(what);
-      said_something.notify_all();
       if (const auto at = meanwhile.find(what); at != meanwhile.end()) {
         hook = std::move(at->second);
         meanwhile.erase(at);
@@ -57,8 +55,7 @@ struct Script {
   }
   // Waits until it was said so often.
   void wait(const std::string& what, int times = 1) {
-    std::unique_lock lock(mutex);
-    said_something.wait(lock, [&] { return std::count(said.begin(), said.end(), what) >= times; });
+    until([&] { return count(what) >= times; });
   }
   int count(const std::string& what) {
     const std::lock_guard lock(mutex);

@@ -6,6 +6,7 @@
 #include "kvtransfer/metadata/file_store.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/metadata/metadata_servers.h"
+#include "tests/peer_process.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "transport/base/child.h"
@@ -56,7 +57,6 @@ class MetadataStoreTest : public ::testing::TestWithParam<std::string> {
 };
 
 class MetadataServerTest : public MetadataStoreTest {};
-class MetadataFolderTest : public MetadataStoreTest {};
 
 TEST_P(MetadataStoreTest, AKeyIsWhoseItWasFirst) {
   const auto mine = store(), theirs = store();
@@ -146,20 +146,14 @@ TEST(MetadataStore, DISABLED_Publisher) {
 
 TEST_P(MetadataStoreTest, ANameIsFreeWhenItsAgentWasKilled) {
   const std::string name = named("alpha"), url = server_->url();
-  const pid_t child = base::fork_child();
-  if (child == 0) {
-    setenv("METADATA_TEST_NAME", name.c_str(), 1);
-    setenv("METADATA_TEST_URL", url.c_str(), 1);
-    dup2(::open("/dev/null", O_WRONLY), 1);
-    execl("/proc/self/exe", "publisher", "--gtest_also_run_disabled_tests",
-          "--gtest_filter=MetadataStore.DISABLED_Publisher", nullptr);
-    _exit(127);
-  }
+  setenv("METADATA_TEST_NAME", name.c_str(), 1);
+  setenv("METADATA_TEST_URL", url.c_str(), 1);
+  PeerProcess publisher("/proc/self/exe", {"--gtest_also_run_disabled_tests",
+                                           "--gtest_filter=MetadataStore.DISABLED_Publisher"});
   const auto b = make_agent(options("beta", kShortLease));
   ASSERT_EQ(b->follow_metadata(name), absl::OkStatus());
   until([&] { return b->has_remote(name); });
-  ::kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
+  publisher.kill_it();
   until([&] { return !b->has_remote(name); });
   until([&] { return absl::IsNotFound(b->metadata_state(name)); });
 
@@ -216,19 +210,11 @@ TEST_P(MetadataServerTest, AServerThatDiesAndComesBackIsFoundAgain) {
   until([&] { return published(*a) && published(*b) && a->has_remote(b->name()); });
 }
 
-TEST_P(MetadataFolderTest, WhatAStrangerRemovedIsLeftThereAgain) {
-  const auto a = make_agent(options("alpha", kShortLease));
-  ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
-  until([&] { return published(*a); });
-  const std::string file = server_->url().substr(7) + "/" + metadata_key(a->name());
-  ASSERT_EQ(unlink((file + ".agent").c_str()), 0);
-  ASSERT_EQ(unlink((file + ".lock").c_str()), 0);
-  until([&] { return store()->get(metadata_key(a->name())).ok(); });
-}
-
 // A forked child has all that its parent had open, but the parent's locks.
-TEST_P(MetadataFolderTest, ANameIsFreeWhenItsOwnerIsDeadThoughItsChildLives) {
-  const std::string key = metadata_key(named("key"));
+TEST(MetadataStore, ANameIsFreeWhenItsOwnerIsDeadThoughItsChildLives) {
+  const TemporaryFolder folder;
+  const std::string key = "key";
+  const auto store = [&] { return std::make_unique<FileStore>(folder.path()); };
   int ready[2], end[2];
   ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
   ASSERT_EQ(pipe2(end, O_CLOEXEC), 0);
@@ -261,7 +247,6 @@ TEST_P(MetadataFolderTest, ANameIsFreeWhenItsOwnerIsDeadThoughItsChildLives) {
 std::string kind_of(const ::testing::TestParamInfo<std::string>& one) { return one.param; }
 INSTANTIATE_TEST_SUITE_P(Stores, MetadataStoreTest, ::testing::Values(METADATA_STORES), kind_of);
 INSTANTIATE_TEST_SUITE_P(Servers, MetadataServerTest, ::testing::Values(METADATA_SERVER), kind_of);
-INSTANTIATE_TEST_SUITE_P(Folders, MetadataFolderTest, ::testing::Values("file"), kind_of);
 
 TEST(MetadataStore, UrlsAreChecked) {
   const auto made = [](const std::string& url, int lease = 10'000) {
@@ -278,9 +263,6 @@ TEST(MetadataStore, UrlsAreChecked) {
   EXPECT_TRUE(absl::IsInvalidArgument(made("etcd://a", 10)));
   EXPECT_TRUE(absl::IsInvalidArgument(made("etcd://a", 24 * 3'600'000 + 1)));
   EXPECT_TRUE(absl::IsInvalidArgument(made("http://a:port")));
-  AgentOptions options = agent_options("alpha");
-  options.metadata_store = "carrier-pigeon://loft";
-  EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(std::move(options)).status()));
 }
 
 TEST(MetadataStore, KeysAreNamesWithoutSurprises) {

@@ -2,8 +2,6 @@
 // prefill may use again is taken for KV, and none is held for ever. What pulls and pushes have in
 // common is in sims/kv_group_sim_test.cc.
 #include "tests/kvtransfer/kv_groups.h"
-#include "tests/sanitized.h"
-#include "tests/seeds.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -11,31 +9,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Time kNothing = microseconds(1);
-const auto kNeverReady = [] { return false; };
-
-TEST(KvPullsOverSim, LayersAreReadBeforeTheJobIsFinished) {
-  Groups groups(3, 2, 1, 100e6, seconds(10));
+// Computing takes many leases; each is renewed.
+TEST(KvPullsOverSim, LayersAreReadBeforeTheJobIsFinishedHoweverLongThatTakes) {
+  Groups groups(3, 2, 1, 100e6, milliseconds(10));
   for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(5);
   groups.load(1, 12);
-  ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified == 5; }, seconds(5)));
-  EXPECT_FALSE(groups.decode(0).load(1).wrong);
-  EXPECT_TRUE(absl::IsUnavailable(groups.decode_connector(0).load_payload(1).status()));
-  groups.run(kNeverReady, milliseconds(20));
-  EXPECT_EQ(groups.decode(0).load(1).verified, 5u);
-  for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(UINT32_MAX);
-  ASSERT_TRUE(groups.run_to_end());
-  groups.expect_complete(1);
-}
-
-// Computing takes many leases; each is renewed.
-TEST(KvPullsOverSim, ALeaseIsRenewedForAsLongAsItTakes) {
-  Groups groups(4, 2, 1, 100e6, milliseconds(10));
-  for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(3);
-  groups.load(1, 12);
-  groups.run(kNeverReady, milliseconds(200));
-  EXPECT_EQ(groups.decode(0).load(1).verified, 3u);
-  EXPECT_TRUE(groups.decode(0).load(1).status.ok()) << groups.decode(0).load(1).status;
+  const TestLoad& load = groups.decode().load(1);
+  ASSERT_TRUE(groups.run([&] { return load.verified == 5; }, seconds(5)));
+  EXPECT_TRUE(absl::IsUnavailable(groups.decode_connector().load_payload(1).status()));
+  groups.pass(milliseconds(200));
+  EXPECT_EQ(load.verified, 5u);
+  EXPECT_FALSE(load.wrong);
+  EXPECT_TRUE(load.status.ok()) << load.status;
   for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(UINT32_MAX);
   ASSERT_TRUE(groups.run_to_end());
   groups.expect_complete(1);
@@ -50,18 +35,11 @@ TEST_P(KvPullLeases, AnUnrenewedLeaseLosesItsBlocks) {
   groups.prefill(0).stop_before_layer(3);
   groups.load(1, 40);
   ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified == 3; }, seconds(5)));
-  groups.run(kNeverReady, milliseconds(50));
+  groups.pass(milliseconds(50));
   EXPECT_EQ(groups.prefill(0).open_jobs(), 1u) << "it was renewed";
-  // Decode's engine computes something else: nothing of its connector is called.
-  const auto prefill_alone = [&](Time span) {
-    for (const Time end = groups.now() + span; groups.now() < end;) {
-      groups.prefill(0).step();
-      groups.fabric().run_for(microseconds(50));
-    }
-  };
-  prefill_alone(milliseconds(5));
+  groups.pass_without_decode(milliseconds(5));
   EXPECT_EQ(groups.prefill(0).open_jobs(), 1u);
-  prefill_alone(milliseconds(10));
+  groups.pass_without_decode(milliseconds(10));
   EXPECT_EQ(groups.prefill(0).open_jobs(), 0u) << "its lease is over";
   EXPECT_EQ(groups.prefill(0).unwanted(), 1u);
   ASSERT_TRUE(groups.run_to_end());
@@ -80,9 +58,7 @@ TEST_P(KvPullLeases, AnUnrenewedLeaseLosesItsBlocks) {
 //   confirmed lease did
 TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
   size_t lost = 0, complete = 0;
-  const Seeds seeds(rounds_of(80, 20));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+  const uint64_t seeds = with_seeds(rounds_of(80, 20), [&](uint32_t seed) {
     Groups groups(seed + 300, 1, 1, 20e6, GetParam(), milliseconds(3));
     const Time down = microseconds(200 + groups.random()() % 15'000);
     const Time up = down + milliseconds(3 + groups.random()() % 8);
@@ -91,7 +67,7 @@ TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
     }
     for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 20 + groups.random()() % 40);
     ASSERT_TRUE(groups.run_to_end());
-    groups.run(kNeverReady, milliseconds(20));
+    groups.pass(milliseconds(20));
     for (KvRequestId id = 1; id <= 3; ++id) {
       const TestLoad& load = groups.decode(0).load(id);
       EXPECT_FALSE(load.wrong) << "bytes of a block that prefill had used again";
@@ -101,12 +77,10 @@ TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
     }
     groups.expect_all_free();
     groups.expect_intact();
-  }
-  if (seeds.count() > 4) {
-    EXPECT_GT(lost, seeds.count() / 4);
-  }
-  if (seeds.count() > 4) {
-    EXPECT_GT(complete, seeds.count() / 4);
+  });
+  if (seeds > 4) {
+    EXPECT_GT(lost, seeds / 4);
+    EXPECT_GT(complete, seeds / 4);
   }
 }
 
@@ -120,16 +94,10 @@ TEST(KvPullsOverSim, AJobThatFailedHoldsItsBlocksUntilDecodeHasLetGo) {
     groups.load(1, 40);
     ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified == 3; }, seconds(5)));
     groups.prefill(0).refuse(absl::InternalError("by the test"));
-    const auto prefill_alone = [&](Time span) {
-      for (const Time end = groups.now() + span; groups.now() < end;) {
-        groups.prefill(0).step();
-        groups.fabric().run_for(microseconds(50));
-      }
-    };
-    prefill_alone(milliseconds(5));
+    groups.pass_without_decode(milliseconds(5));
     EXPECT_EQ(groups.prefill(0).open_jobs(), 1u) << "decode has not let go of them";
     if (silent) {
-      prefill_alone(milliseconds(25));
+      groups.pass_without_decode(milliseconds(25));
     } else {
       ASSERT_TRUE(groups.run_to_end(milliseconds(10))) << "before the lease is over";
     }
@@ -143,9 +111,7 @@ TEST(KvPullsOverSim, AJobThatFailedHoldsItsBlocksUntilDecodeHasLetGo) {
 // Decode gives up in the middle of reading: prefill hears of it when no read is open any more.
 TEST(KvPullsOverSim, ACancelEndsTheReadsFirst) {
   size_t cancelled = 0;
-  const Seeds seeds(rounds_of(20, 5));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+  const uint64_t seeds = with_seeds(rounds_of(20, 5), [&](uint32_t seed) {
     Groups groups(seed + 400, 1, 1, 2e6, seconds(10));
     groups.load(1, 60);
     ASSERT_TRUE(groups.run([&] { return groups.decode(0).load(1).verified >= 1; }, seconds(30)));
@@ -162,26 +128,10 @@ TEST(KvPullsOverSim, ACancelEndsTheReadsFirst) {
     groups.expect_all_free();
     groups.expect_intact();
     cancelled += absl::IsCancelled(groups.decode(0).load(1).status);
+  });
+  if (seeds > 4) {
+    EXPECT_GT(cancelled, seeds / 2);
   }
-  if (seeds.count() > 4) {
-    EXPECT_GT(cancelled, seeds.count() / 2);
-  }
-}
-
-TEST(KvPullsOverSim, MisuseIsRefused) {
-  Groups groups(8, 1, 1, 100e6, seconds(1));
-  KvConnector& decode = groups.decode_connector(0);
-  KvLoad load;
-  load.id = 1;
-  load.prefill = groups.connector(0).address();
-  load.tokens.assign(4, 1);
-  load.blocks = {0};
-  load.pull = true;
-  load.lease = Time::zero();
-  EXPECT_TRUE(absl::IsInvalidArgument(decode.start_load(load)));
-  load.lease = kNothing;
-  EXPECT_TRUE(decode.start_load(load).ok());
-  EXPECT_TRUE(decode.end_load(1)) << "nothing was read yet";
 }
 
 }  // namespace

@@ -18,20 +18,6 @@ class KvPullTest : public OverEveryProvider<std::string> {
   KvPairOptions options() const { return {.provider = GetParam(), .allow_pull = true}; }
 };
 
-// Also one that is gone: it may have stood still, and go on.
-TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
-  KvPairOptions with = options();
-  with.max_lease = std::chrono::seconds(1);  // less than is asked for
-  KvPair pair(with);
-  pair.prefill->stop_before_layer(2);
-  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  pair.until([&] { return pair.prefill->jobs_seen() == 1; });
-  pair.decode.reset();
-  pair.decode_connector = nullptr;
-  pair.until([&] { return pair.prefill->open_jobs() == 0; });
-  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-}
-
 // Should it still be in the middle of a read, that read does not count: prefill does not say any
 // more that the blocks are held.
 TEST_P(KvPullTest, ADecodeThatIsGoneFreesBlocksBeforeItsLeaseIsOver) {

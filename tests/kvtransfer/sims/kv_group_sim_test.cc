@@ -3,8 +3,6 @@
 // may be first; with loss, cancels and deaths. No byte comes wrong or late, and all that begins
 // ends.
 #include "tests/kvtransfer/kv_groups.h"
-#include "tests/sanitized.h"
-#include "tests/seeds.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -19,9 +17,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, KvGroupsEitherWay, testing::Bool(),
                          [](const auto& way) { return way.param ? "pull" : "push"; });
 
 TEST_P(KvGroupsEitherWay, HeadsAreGatheredAndHandedOut) {
-  const Seeds seeds(rounds_of(48, 12));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+  with_seeds(rounds_of(48, 12), [&](uint32_t seed) {
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 1, degrees.prefill, degrees.decode, 100e6, lease(seconds(10)));
     for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 1 + groups.random()() % 60);
@@ -32,13 +28,11 @@ TEST_P(KvGroupsEitherWay, HeadsAreGatheredAndHandedOut) {
       EXPECT_EQ(groups.prefill(rank).jobs_seen(), 3u) << "each is computed once";
       EXPECT_EQ(groups.connector(rank).stats().bytes_sent == 0, GetParam());
     }
-  }
+  });
 }
 
 TEST_P(KvGroupsEitherWay, PrefillMayBeFirst) {
-  const Seeds seeds(rounds_of(40, 10));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+  with_seeds(rounds_of(40, 10), [&](uint32_t seed) {
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 100, degrees.prefill, degrees.decode, 100e6, lease(seconds(10)));
     const uint32_t tokens = 1 + groups.random()() % 60;
@@ -48,22 +42,20 @@ TEST_P(KvGroupsEitherWay, PrefillMayBeFirst) {
       EXPECT_TRUE(absl::IsAlreadyExists(groups.prefill(rank).bind(binding, 1)));
     }
     // For some time, perhaps to the end of its computing, decode does not ask.
-    groups.run([] { return false; }, microseconds(groups.random()() % 4000));
+    groups.pass(microseconds(groups.random()() % 4000));
     groups.load(1, tokens);
     ASSERT_TRUE(groups.run_to_end());
     groups.expect_complete(1);
     groups.expect_all_free();
     EXPECT_EQ(groups.prefill(0).jobs_seen(), 0u) << "a bound job is not given again";
-  }
+  });
 }
 
 // Promise(kv): After a failed load every block outside `failed_blocks()` is whole in all layers |
 //   prefill reports blocks whose writes have all ended
 TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
   size_t failed = 0, kept = 0, lost = 0;
-  const Seeds seeds(rounds_of(80, 16));
-  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
-    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+  const uint64_t seeds = with_seeds(rounds_of(80, 16), [&](uint32_t seed) {
     const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
     Groups groups(seed + 200, degrees.prefill, degrees.decode, 5e6, lease(milliseconds(50)));
     for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 20 + groups.random()() % 40);
@@ -73,7 +65,7 @@ TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
     if (what == 1) groups.kill_decode(0, soon);
     if (what == 2) {
       groups.prefill(0).stop_before_layer(3);
-      groups.run([] { return false; }, milliseconds(30));
+      groups.pass(milliseconds(30));
       groups.prefill(0).refuse(absl::InternalError("by the test"));
     }
     for (uint32_t rank = 0; what == 3 && rank < degrees.decode; ++rank) {
@@ -81,7 +73,7 @@ TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
     }
     // A dead decode worker's blocks are free when its lease is over.
     ASSERT_TRUE(groups.run_to_end());
-    groups.run([] { return false; }, milliseconds(20));
+    groups.pass(milliseconds(20));
     for (uint32_t rank = 0; rank < degrees.decode; ++rank) {
       if (what == 1 && rank == 0) continue;
       for (KvRequestId id = 1; id <= 3; ++id) {
@@ -97,9 +89,9 @@ TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
     }
     groups.expect_all_free();
     groups.expect_intact();
-  }
-  if (seeds.count() > 4) {
-    EXPECT_GT(failed, seeds.count() / 3);
+  });
+  if (seeds > 4) {
+    EXPECT_GT(failed, seeds / 3);
   }
   EXPECT_GT(kept, 0u) << "what came in time need not be computed again";
   EXPECT_GT(lost, 0u);
@@ -111,20 +103,20 @@ TEST(KvGroupsOverSim, ABoundJobEndsWithItsLeaseAndLivesWhileItIsRenewed) {
   const auto job = prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)});
   ASSERT_TRUE(job.ok()) << job.status();
   for (int i = 0; i < 5; ++i) {
-    groups.run([] { return false; }, milliseconds(8));
+    groups.pass(milliseconds(8));
     EXPECT_TRUE(prefill.is_wanted(*job));
     EXPECT_TRUE(prefill.renew_job(*job, milliseconds(10)).ok());
   }
   prefill.finish_job(*job, absl::OkStatus());
   EXPECT_FALSE(prefill.is_saved(*job)) << "a load may still come";
-  groups.run([] { return false; }, milliseconds(12));
+  groups.pass(milliseconds(12));
   EXPECT_FALSE(prefill.is_wanted(*job));
   EXPECT_TRUE(prefill.is_saved(*job));
   EXPECT_TRUE(absl::IsNotFound(prefill.renew_job(*job, seconds(1))));
   // The key is free again.
   const auto again = prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)});
   ASSERT_TRUE(again.ok());
-  groups.run([] { return false; }, milliseconds(12));
+  groups.pass(milliseconds(12));
   const std::vector<uint32_t> blocks = {1};
   const absl::Status status = prefill.save_layer(*again, 0, 0, blocks);
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
@@ -135,14 +127,14 @@ TEST(KvGroupsOverSim, ARenewedLoadOutlivesItsTimeout) {
     Groups groups(9, 2, 1, 100e6);
     for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(2);
     groups.load(1, 20, milliseconds(30));
-    groups.run([] { return false; }, milliseconds(20));
+    groups.pass(milliseconds(20));
     KvConnector& decode = groups.decode_connector(0);
     EXPECT_TRUE(absl::IsUnavailable(decode.load_payload(1).status()));
     if (renewed) {
       EXPECT_TRUE(decode.renew_load(1, seconds(2)).ok());
       EXPECT_TRUE(absl::IsInvalidArgument(decode.renew_load(1, Time(0))));
     }
-    groups.run([] { return false; }, milliseconds(50));
+    groups.pass(milliseconds(50));
     for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(UINT32_MAX);
     ASSERT_TRUE(groups.run_to_end());
     const TestLoad& load = groups.decode(0).load(1);
