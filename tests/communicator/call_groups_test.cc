@@ -1,5 +1,6 @@
 // Several calls that are waited for as one: Communicator::group_begin(), group_end().
 #include "tests/communicator/group.h"
+#include "tests/fails_with.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
@@ -82,8 +83,7 @@ TEST_P(CallGroups, WhatIsRefusedIsInNoGroupAndBreaksNothing) {
     EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(Work{}))) << "none";
     for (const Work closed : {*group, Work{group->sequence + 1000}}) {
       const auto late = sum(comm, data, closed);
-      EXPECT_TRUE(absl::IsInvalidArgument(late.status())) << late.status();
-      EXPECT_THAT(text(late.status()), HasSubstr("no open group"));
+      EXPECT_THAT(late.status(), fails_with(Code::kInvalidArgument, {"no open group"}));
       const auto send =
           comm.send_async(data.data(), 10, DataType::kI32, 1 - comm.rank(), {.group = closed});
       EXPECT_TRUE(absl::IsInvalidArgument(send.status())) << send.status();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/communicator/group.h"
+#include "tests/fails_with.h"
 
 namespace baton {
 
@@ -86,6 +87,18 @@ inline float sum_of(Communicator& comm, float scale = 1, size_t count = 1000) {
 }
 inline float expected_sum(int ranks, float scale = 1) {
   return static_cast<float>(ranks * (ranks + 1)) / 2 * scale;
+}
+
+// A group of these endpoints that has made a call.
+inline std::vector<std::unique_ptr<Communicator>> group_of(
+    const std::vector<std::shared_ptr<Endpoint>>& endpoints, uint64_t uuid) {
+  std::vector<std::unique_ptr<Communicator>> comms(endpoints.size());
+  const std::vector<Handle> handles = handles_of(endpoints);
+  on_threads(endpoints.size(), [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(uuid));
+    EXPECT_EQ(sum_of(*comms[rank]), expected_sum(static_cast<int>(endpoints.size())));
+  });
+  return comms;
 }
 
 }  // namespace baton

@@ -3,6 +3,7 @@
 
 #include "tests/communicator/group.h"
 #include "tests/conformance/harness.h"
+#include "tests/fails_with.h"
 #include "tests/usable_provider.h"
 
 namespace baton {

@@ -9,8 +9,8 @@ namespace baton {
 
 // body() returns what is wrong, or nothing.
 using Body = std::function<std::string(Communicator&)>;
-inline void run_processes(int ranks, const CommunicatorOptions& options, const Body& body,
-                          const std::vector<int>& dying) {
+inline void run_processes(int ranks, const CommunicatorOptions& options,
+                          const std::vector<int>& dying, const Body& body) {
   std::vector<pid_t> children;
   std::vector<int> pipes;
   for (int rank = 0; rank < ranks; ++rank) {

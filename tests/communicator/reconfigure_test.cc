@@ -6,7 +6,6 @@
 namespace baton {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr Time kLong = std::chrono::seconds(60);
@@ -105,9 +104,7 @@ TEST_P(Reconfigure, CallsInFlightEndFirstAndTheirResultsStay) {
     const bool begun = work.ok();
     ASSERT_EQ(reconfigure(comm, {handles[1], handles[0]}, 8), absl::OkStatus());
     if (begun) {
-      const absl::Status status = comm.wait(*work);
-      EXPECT_TRUE(absl::IsAborted(status)) << status;
-      EXPECT_THAT(text(status), HasSubstr("reconfigures the group"));
+      EXPECT_THAT(comm.wait(*work), fails_with(Code::kAborted, {"reconfigures the group"}));
     }
     EXPECT_EQ(sum_of(comm), 3);
     EXPECT_EQ(comm.lost_ranks(), std::vector<int>());
@@ -139,13 +136,8 @@ TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
     const std::vector<std::shared_ptr<Endpoint>> endpoints = {*Endpoint::open(of_first),
                                                               open_endpoints(1, GetParam())[0]};
     const auto handles = handles_of(endpoints);
-    std::vector<std::unique_ptr<Communicator>> comms(2);
-    while_time_goes_on([&] {
-      on_threads(2, [&](int rank) {
-        comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
-        ASSERT_EQ(sum_of(*comms[rank]), 3);
-      });
-    });
+    std::vector<std::unique_ptr<Communicator>> comms;
+    while_time_goes_on([&] { comms = group_of(endpoints, 7); });
     std::vector<float> data(1 << 18, 1);
     const auto old = comms[0]->all_reduce_async(data.data(), data.data(), data.size(),
                                                 DataType::kF32, ReduceOp::kSum);
@@ -204,9 +196,8 @@ TEST_P(Reconfigure, MissingMembersAreNamed) {
     if (comm.rank() == 1) {
       until([&] { return named.load(); }, [&] { comm.progress(); });
     } else {
-      const absl::Status status = reconfigure(comm, handles, 8, std::chrono::milliseconds(100));
-      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-      EXPECT_THAT(text(status), AllOf(HasSubstr("could not connect"), HasSubstr("rank 1")));
+      EXPECT_THAT(reconfigure(comm, handles, 8, std::chrono::milliseconds(100)),
+                  fails_with(Code::kDeadlineExceeded, {"could not connect", "rank 1"}));
       EXPECT_EQ(comm.state(), GroupState::kBroken);
       named = true;
     }
@@ -219,11 +210,7 @@ TEST_P(Reconfigure, MissingMembersAreNamed) {
 TEST_P(Reconfigure, AnotherProcessTakesTheRankOfOneThatDied) {
   auto endpoints = open_endpoints(3, GetParam());
   auto handles = handles_of(endpoints);
-  std::vector<std::unique_ptr<Communicator>> comms(3);
-  on_threads(3, [&](int rank) {
-    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
-    ASSERT_EQ(sum_of(*comms[rank]), 6);
-  });
+  auto comms = group_of(endpoints, 7);
   comms[1].reset();
   endpoints[1].reset();
   on_threads(2, [&](int i) {

@@ -18,7 +18,6 @@
 namespace baton {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr Time kLongStart = std::chrono::seconds(60);
@@ -38,9 +37,9 @@ TEST_P(WindowFaults, ACounterThatCannotRiseFurtherIsNotRaised) {
       const char data = 1;
       for (const absl::Status& status : {window->signal(to, 0, 1).status(),
                                          window->put_signal(&data, 1, to, 0, 0, kMost).status()}) {
-        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-        EXPECT_THAT(text(status), AllOf(HasSubstr("281474976710655 that this rank added before"),
-                                        HasSubstr("2^48 - 1")));
+        EXPECT_THAT(status,
+                    fails_with(Code::kInvalidArgument,
+                               {"281474976710655 that this rank added before", "2^48 - 1"}));
       }
       EXPECT_EQ(ended(comm, window->signal(to, 1, 1)), absl::OkStatus());
     }
@@ -71,9 +70,8 @@ TEST_P(WindowFaults, APutThatComesTooLateFailsWhatComesBehindIt) {
       const absl::Status signal = ended(comm, window->signal(1, 0, 1));
       EXPECT_THAT(text(signal), HasSubstr("an earlier access has failed: put of 10000 bytes"));
       for (const int to : {1, kAnyRank, 1}) {
-        const absl::Status flushed = ended(comm, window->flush(to));
-        EXPECT_TRUE(absl::IsDeadlineExceeded(flushed)) << flushed;
-        EXPECT_THAT(text(flushed), HasSubstr("put of 10000 bytes at 0 to rank 1"));
+        EXPECT_THAT(ended(comm, window->flush(to)),
+                    fails_with(Code::kDeadlineExceeded, {"put of 10000 bytes at 0 to rank 1"}));
       }
       // A get that failed changes nothing for others.
       EXPECT_THAT(text(ended(comm, other->flush())), HasSubstr("get of 1 bytes at 0 from rank 1"));
@@ -322,12 +320,7 @@ bool sum_beside_a_stopped_put() {
   std::optional<StoppedPut> stopped("3600000");
   const std::vector<std::shared_ptr<Endpoint>> endpoints = {stopped->self->endpoint,
                                                             open_endpoints(1, "shm")[0]};
-  const auto handles = handles_of(endpoints);
-  std::vector<std::unique_ptr<Communicator>> comms(2);
-  on_threads(2, [&](int rank) {
-    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(2));
-    ASSERT_EQ(sum_of(*comms[rank]), 3);
-  });
+  const auto comms = group_of(endpoints, 2);
   std::atomic<int> sums{0};
   std::atomic<bool> destroyed{false};
   std::vector<std::thread> threads;
@@ -372,7 +365,7 @@ class NextWindows : public testing::TestWithParam<std::string> {};
 TEST_P(NextWindows, AreNotHeldBackByWhatFailedBefore) {
   auto endpoints = open_endpoints(2, GetParam());
   auto handles = handles_of(endpoints);
-  std::vector<std::unique_ptr<Communicator>> comms(2);
+  auto comms = group_of(endpoints, 7);
   std::vector<std::unique_ptr<Window>> windows(2);
   const auto make = [&](int rank) {
     auto window = Window::allocate(*comms[rank], sizeof(uint64_t), {.words = true});
@@ -384,10 +377,7 @@ TEST_P(NextWindows, AreNotHeldBackByWhatFailedBefore) {
     options.tag = 5;
     return ended(*comms[0], windows[0]->put_add(nullptr, 0, 1, 0, {*windows[0]}, options));
   };
-  on_threads(2, [&](int rank) {
-    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
-    make(rank);
-  });
+  on_threads(2, make);
   windows[1].reset();
   comms[1].reset();
   endpoints[1].reset();

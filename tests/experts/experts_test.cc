@@ -15,12 +15,6 @@ namespace {
 
 class ExpertsOf : public OverProviders {};
 
-std::unique_ptr<Experts> experts_of(Communicator& comm, const ExpertsOptions& options) {
-  auto experts = Experts::create(comm, options);
-  EXPECT_TRUE(experts.ok()) << "rank " << comm.rank() << ": " << experts.status();
-  return experts.ok() ? *std::move(experts) : nullptr;
-}
-
 // Rounds of one rank, as many open at a time as may be.
 void run_rounds(Experts& experts, const Mixture& mixture, uint64_t seed, int rounds) {
   std::mt19937_64 random(seed * 100 + static_cast<uint64_t>(experts.rank()));
@@ -43,12 +37,8 @@ void run_rounds(Experts& experts, const Mixture& mixture, uint64_t seed, int rou
     }
     Open& oldest = open.front();
     ASSERT_EQ(experts.wait(oldest.work), absl::OkStatus());
-    const auto rows = experts.received(oldest.work);
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    mixture.answer(*rows);
-    std::vector<std::byte> out(oldest.tokens.wanted.size(), std::byte{0x5a});
-    const auto work =
-        experts.combine_async(oldest.work, oldest.tokens.weights, out.data(), out.size());
+    std::vector<std::byte> out;
+    const auto work = mixture.combine(experts, oldest.work, oldest.tokens, out);
     ASSERT_TRUE(work.ok()) << work.status();
     ASSERT_EQ(experts.wait(*work), absl::OkStatus());
     ASSERT_TRUE(same_bits(out, oldest.tokens.wanted))

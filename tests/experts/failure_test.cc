@@ -31,11 +31,8 @@ std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_
     const Time began = Clock::steady().now();
     if (absl::Status status = experts.wait(*dispatch); !status.ok()) return status.ToString();
     at(round, Dies::kBeforeCombine);
-    const auto received = experts.received(*dispatch);
-    if (!received.ok()) return received.status().ToString();
-    mixture.answer(*received);
-    std::vector<std::byte> out(tokens.wanted.size());
-    const auto combine = experts.combine_async(*dispatch, tokens.weights, out.data(), out.size());
+    std::vector<std::byte> out;
+    const auto combine = mixture.combine(experts, *dispatch, tokens, out);
     if (!combine.ok()) return combine.status().ToString();
     at(round, Dies::kInCombine);
     if (absl::Status status = experts.wait(*combine); !status.ok()) return status.ToString();
@@ -63,8 +60,8 @@ class ExpertsFailure : public testing::TestWithParam<std::string> {
  public:
   void run_and_lose(int ranks, const ExpertsOptions& options, Dies dies) {
     const Mixture mixture(options, ranks);
-    run_processes(ranks, test_options(GetParam()),
-                  [&](Communicator& comm) { return go_on(comm, mixture, dies, 7); }, {1});
+    run_processes(ranks, test_options(GetParam()), {1},
+                  [&](Communicator& comm) { return go_on(comm, mixture, dies, 7); });
   }
 };
 

@@ -1,47 +1,29 @@
 // Random mixtures, and what the engine's own kernels make of them on one rank: the oracle.
 #pragma once
 
-#include <bit>
 #include <cmath>
 
 #include "collectives/experts.h"
 #include "engine/kernels/elementwise.h"
+#include "tests/reduce/small_float.h"
 #include "tests/test.h"
 
 namespace baton {
 
 // --- elements ------------------------------------------------------------------------------------
 
-inline uint16_t to_bf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-inline float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-inline uint16_t to_f16(float value) {
-  const uint32_t sign = std::signbit(value) ? 0x8000 : 0;
-  const float magnitude = std::fabs(value);
-  int exponent = -13;  // of denormals
-  if (magnitude >= std::ldexp(1.0f, -14)) std::frexp(magnitude, &exponent);
-  // In units of the last place; what is rounded up to the next power of two carries.
-  const auto units = static_cast<uint32_t>(std::nearbyintf(std::ldexp(magnitude, 11 - exponent)));
-  return static_cast<uint16_t>(sign | (units + static_cast<uint32_t>((exponent + 13) << 10)));
-}
-inline float from_f16(uint16_t bits) {
-  const int exponent = (bits >> 10) & 31;
-  const int units = (bits & 1023) + (exponent > 0 ? 1024 : 0);
-  const float value = std::ldexp(static_cast<float>(units), std::max(exponent, 1) - 25);
-  return (bits & 0x8000) != 0 ? -value : value;
-}
+using collectives::reduce::reference::BF16, collectives::reduce::reference::F16;
 inline float element(DataType type, const void* row, size_t i) {
   if (type == DataType::kF32) return static_cast<const float*>(row)[i];
   const uint16_t bits = static_cast<const uint16_t*>(row)[i];
-  return type == DataType::kBF16 ? from_bf16(bits) : from_f16(bits);
+  return type == DataType::kBF16 ? BF16{bits}.widen() : F16{bits}.widen();
 }
 inline void set_element(DataType type, void* row, size_t i, float value) {
   if (type == DataType::kF32) {
     static_cast<float*>(row)[i] = value;
   } else {
-    static_cast<uint16_t*>(row)[i] = type == DataType::kBF16 ? to_bf16(value) : to_f16(value);
+    static_cast<uint16_t*>(row)[i] =
+        type == DataType::kBF16 ? BF16::round(value).bits : F16::round(value).bits;
   }
 }
 
@@ -138,6 +120,15 @@ class Mixture {
     }
   }
 
+  // Answers what a dispatch has brought, and asks for its own answers, which come to `out`.
+  absl::StatusOr<Work> combine(Experts& experts, Work dispatch, const Tokens& tokens,
+                               std::vector<std::byte>& out) const {
+    const auto rows = experts.received(dispatch);
+    if (!rows.ok()) return rows.status();
+    answer(*rows);
+    out.assign(tokens.wanted.size(), std::byte{0x5a});
+    return experts.combine_async(dispatch, tokens.weights, out.data(), out.size());
+  }
   // Lets the experts of a rank answer all that has come.
   void answer(const ExpertRows& rows) const {
     const auto hidden = static_cast<size_t>(options_.hidden);
@@ -169,21 +160,22 @@ class Mixture {
       float most = 0;
       for (size_t e = begin; e < end; ++e) most = std::max(most, std::fabs(out[e]));
       const float scale = most > 0 ? most / 448 : 1;
-      for (size_t e = begin; e < end; ++e) out[e] = as_e4m3(out[e] * (1 / scale)) * scale;
+      using collectives::reduce::reference::E4M3;
+      for (size_t e = begin; e < end; ++e) {
+        out[e] = E4M3::round(out[e] * (1 / scale)).widen() * scale;
+      }
     }
-  }
-  // The nearest number that e4m3 has, of equals the even one.
-  static float as_e4m3(float value) {
-    if (value == 0) return value;
-    int exponent;
-    std::frexp(value, &exponent);
-    const float unit = std::ldexp(1.0f, std::max(exponent - 1, -6) - 3);
-    return std::clamp(std::nearbyintf(value / unit) * unit, -448.0f, 448.0f);
   }
 
   const ExpertsOptions options_;
   const int ranks_;
 };
+
+inline std::unique_ptr<Experts> experts_of(Communicator& comm, const ExpertsOptions& options) {
+  auto experts = Experts::create(comm, options);
+  EXPECT_TRUE(experts.ok()) << "rank " << comm.rank() << ": " << experts.status();
+  return experts.ok() ? *std::move(experts) : nullptr;
+}
 
 // Options of all kinds, small.
 inline ExpertsOptions random_options(std::mt19937_64& random, int ranks) {

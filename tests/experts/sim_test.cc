@@ -201,12 +201,7 @@ class World : public SimExperts {
     }
   }
   void combine(Rank& rank, Rank::Open& one) {
-    const auto rows = rank.experts->received(one.work);
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    mixture_.answer(*rows);
-    one.out.resize(one.tokens.wanted.size());
-    const auto work =
-        rank.experts->combine_async(one.work, one.tokens.weights, one.out.data(), one.out.size());
+    const auto work = mixture_.combine(*rank.experts, one.work, one.tokens, one.out);
     ASSERT_TRUE(work.ok()) << work.status();
     one.work = *work;
     one.combining = true;

@@ -29,20 +29,15 @@ constexpr bool kSinceV11 = std::is_same_v<Net, NetV11> || std::is_same_v<Net, Ne
 
 constexpr size_t kMostV8 = size_t{1} << 30;
 
+// What the cases look at.
 template <typename Properties>
 void copy_common(const Properties& from, PropertiesV12& to) {
   to.name = from.name;
-  to.pci_path = from.pci_path;
-  to.guid = from.guid;
   to.pointers = from.pointers;
-  to.registered_globally = from.registered_globally;
   to.speed = from.speed;
-  to.port = from.port;
-  to.latency = from.latency;
   to.max_comms = from.max_comms;
   to.max_receives = from.max_receives;
   to.device_type = from.device_type;
-  to.device_version = from.device_version;
 }
 
 }  // namespace
@@ -78,10 +73,6 @@ absl::StatusOr<AnyNet> AnyNet::load(const std::string& path, int version) {
   return absl::NotFoundError(absl::StrCat(path, " has no ncclNetPlugin of that version"));
 }
 
-std::string AnyNet::name() const {
-  return with([](const auto& net) { return std::string(net.name); });
-}
-
 Result AnyNet::init(Logger log) {
   return with([&]<typename Net>(const Net& net) {
     if constexpr (kSinceV11<Net>) {
@@ -93,10 +84,6 @@ Result AnyNet::init(Logger log) {
       return net.init(log);
     }
   });
-}
-
-Result AnyNet::devices(int* count) const {
-  return with([&](const auto& net) { return net.devices(count); });
 }
 
 Result AnyNet::properties(int device, PropertiesV12* out) const {
@@ -149,25 +136,6 @@ Result AnyNet::connect(int device, void* handle, void** comm) const {
   });
 }
 
-Result AnyNet::accept(void* listener, void** comm) const {
-  return with([&](const auto& net) { return net.accept(listener, comm, nullptr); });
-}
-
-Result AnyNet::register_memory(void* comm, void* data, size_t size, void** memory, int type) const {
-  return with([&](const auto& net) { return net.register_memory(comm, data, size, type, memory); });
-}
-
-Result AnyNet::register_dma_buf(void* comm, void* data, size_t size, uint64_t offset, int fd,
-                                void** memory) const {
-  return with([&](const auto& net) {
-    return net.register_dma_buf(comm, data, size, kCudaPointer, offset, fd, memory);
-  });
-}
-
-Result AnyNet::deregister(void* comm, void* memory) const {
-  return with([&](const auto& net) { return net.deregister(comm, memory); });
-}
-
 Result AnyNet::send(void* comm, void* data, size_t size, int tag, void* memory,
                     void** request) const {
   return with([&]<typename Net>(const Net& net) {
@@ -195,28 +163,6 @@ Result AnyNet::receive(void* comm, int count, void** data, size_t* sizes, int* t
       return net.receive(comm, count, data, sizes, tags, memory, request);
     }
   });
-}
-
-Result AnyNet::flush(void* comm, int count, void** data, int* sizes, void** memory,
-                     void** request) const {
-  return with(
-      [&](const auto& net) { return net.flush(comm, count, data, sizes, memory, request); });
-}
-
-Result AnyNet::test(void* request, int* done, int* sizes) const {
-  return with([&](const auto& net) { return net.test(request, done, sizes); });
-}
-
-Result AnyNet::close_send(void* comm) const {
-  return with([&](const auto& net) { return net.close_send(comm); });
-}
-
-Result AnyNet::close_receive(void* comm) const {
-  return with([&](const auto& net) { return net.close_receive(comm); });
-}
-
-Result AnyNet::close_listen(void* comm) const {
-  return with([&](const auto& net) { return net.close_listen(comm); });
 }
 
 Result AnyNet::finalize() const {

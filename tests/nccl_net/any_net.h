@@ -16,43 +16,6 @@ class NetLog {
 };
 
 class AnyNet {
- public:
-  // A table of the plugin interface, which `keep` keeps loaded.
-  AnyNet(const void* table, int version, std::shared_ptr<void> keep = {})
-      : table_(table), version_(version), keep_(std::move(keep)) {}
-  // NotFound: there is no such file, or it has no ncclNetPlugin_v<version>. 0: its newest.
-  static absl::StatusOr<AnyNet> load(const std::string& path, int version = 0);
-
-  int version() const { return version_; }
-  std::string name() const;
-  Result init(Logger log = NetLog::logger());
-  Result devices(int* count) const;
-  Result properties(int device, PropertiesV12* out) const;
-  Result listen(int device, void* handle, void** comm) const;
-  Result connect(int device, void* handle, void** comm) const;
-  Result accept(void* listener, void** comm) const;
-  Result register_memory(void* comm, void* data, size_t size, void** memory,
-                         int type = kHostPointer) const;
-  Result register_dma_buf(void* comm, void* data, size_t size, uint64_t offset, int fd,
-                          void** memory) const;
-  Result deregister(void* comm, void* memory) const;
-  Result send(void* comm, void* data, size_t size, int tag, void* memory, void** request) const;
-  // `optional`: NCCL's word that the receiver looks at the lines itself.
-  Result receive(void* comm, int count, void** data, size_t* sizes, int* tags, void** memory,
-                 void** request, bool optional = false) const;
-  // A receive that is a group of its own.
-  Result receive_one(void* comm, void* data, size_t size, int tag, void* memory,
-                     void** request) const {
-    return receive(comm, 1, &data, &size, &tag, &memory, request);
-  }
-  Result flush(void* comm, int count, void** data, int* sizes, void** memory, void** request) const;
-  Result test(void* request, int* done, int* sizes) const;
-  Result close_send(void* comm) const;
-  Result close_receive(void* comm) const;
-  Result close_listen(void* comm) const;
-  Result finalize() const;
-
- private:
   template <typename Call>
   auto with(const Call& call) const {
     switch (version_) {
@@ -69,6 +32,66 @@ class AnyNet {
     }
   }
 
+ public:
+  // A table of the plugin interface, which `keep` keeps loaded.
+  AnyNet(const void* table, int version, std::shared_ptr<void> keep = {})
+      : table_(table), version_(version), keep_(std::move(keep)) {}
+  // NotFound: there is no such file, or it has no ncclNetPlugin_v<version>. 0: its newest.
+  static absl::StatusOr<AnyNet> load(const std::string& path, int version = 0);
+
+  Result init(Logger log = NetLog::logger());
+  Result devices(int* count) const {
+    return with([&](const auto& net) { return net.devices(count); });
+  }
+  Result properties(int device, PropertiesV12* out) const;
+  Result listen(int device, void* handle, void** comm) const;
+  Result connect(int device, void* handle, void** comm) const;
+  Result accept(void* listener, void** comm) const {
+    return with([&](const auto& net) { return net.accept(listener, comm, nullptr); });
+  }
+  Result register_memory(void* comm, void* data, size_t size, void** memory,
+                         int type = kHostPointer) const {
+    return with(
+        [&](const auto& net) { return net.register_memory(comm, data, size, type, memory); });
+  }
+  Result register_dma_buf(void* comm, void* data, size_t size, uint64_t offset, int fd,
+                          void** memory) const {
+    return with([&](const auto& net) {
+      return net.register_dma_buf(comm, data, size, kCudaPointer, offset, fd, memory);
+    });
+  }
+  Result deregister(void* comm, void* memory) const {
+    return with([&](const auto& net) { return net.deregister(comm, memory); });
+  }
+  Result send(void* comm, void* data, size_t size, int tag, void* memory, void** request) const;
+  // `optional`: NCCL's word that the receiver looks at the lines itself.
+  Result receive(void* comm, int count, void** data, size_t* sizes, int* tags, void** memory,
+                 void** request, bool optional = false) const;
+  // A receive that is a group of its own.
+  Result receive_one(void* comm, void* data, size_t size, int tag, void* memory,
+                     void** request) const {
+    return receive(comm, 1, &data, &size, &tag, &memory, request);
+  }
+  Result flush(void* comm, int count, void** data, int* sizes, void** memory,
+               void** request) const {
+    return with(
+        [&](const auto& net) { return net.flush(comm, count, data, sizes, memory, request); });
+  }
+  Result test(void* request, int* done, int* sizes) const {
+    return with([&](const auto& net) { return net.test(request, done, sizes); });
+  }
+  Result close_send(void* comm) const {
+    return with([&](const auto& net) { return net.close_send(comm); });
+  }
+  Result close_receive(void* comm) const {
+    return with([&](const auto& net) { return net.close_receive(comm); });
+  }
+  Result close_listen(void* comm) const {
+    return with([&](const auto& net) { return net.close_listen(comm); });
+  }
+  Result finalize() const;
+
+ private:
   const void* table_;
   int version_;
   std::shared_ptr<void> keep_;

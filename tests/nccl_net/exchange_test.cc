@@ -34,41 +34,34 @@ TEST_P(Contract, UnalignedPlaces) {
     lane.wipe();
     const Slot slot{at, 270'001, 0};
     lane.exchange(slot, at + 2);
-    lane.expect(slot, at + 2);
     EXPECT_EQ(lane.in.data()[at - 1], std::byte{0xee});
   }
 }
 
 // Promise(nccl): 32 groups are in flight on a comm, and the next one is NULL, not an error | 33
-//   receives are posted, then served in order
+//   receives are posted, of one message and of eight, then served in order
 TEST_P(BatonNet, ThirtyTwoInFlight) {
-  Lane lane(rig, 32 * 512);
-  std::vector<void*> receives, sends;
-  for (size_t i = 0; i < 32; ++i) receives.push_back(lane.receive({{i * 512, 512, 0}}));
-  EXPECT_EQ(lane.try_receive({{0, 512, 0}}), nullptr);
-  for (size_t i = 0; i < 32; ++i) sends.push_back(lane.send({(31 - i) * 512, 512, 0}));
-  EXPECT_EQ(lane.try_send({0, 512, 0}), nullptr);
-  for (void* const request : sends) lane.finish(request);
-  for (void* const request : receives) lane.finish(request);
-  for (size_t i = 0; i < 32; ++i) lane.expect({i * 512, 512, 0}, (31 - i) * 512);
-  void* const again = lane.receive({{0, 512, 0}});
-  lane.finish(lane.send({0, 512, 0}));
-  lane.finish(again);
-}
-
-TEST_P(BatonNet, FullGroupsInFlight) {
-  Lane lane(rig, 32 * 8 * 64);
-  std::vector<void*> receives, sends;
-  for (size_t g = 0; g < 32; ++g) {
-    std::vector<Slot> slots;
-    for (size_t i = 0; i < 8; ++i) slots.push_back({(g * 8 + i) * 64, 64, static_cast<int>(i)});
-    receives.push_back(lane.receive(slots));
+  for (const size_t messages : {1, 8}) {
+    const size_t all = 32 * messages;
+    Lane lane(rig, all * 64);
+    std::vector<void*> receives, sends;
+    for (size_t g = 0; g < 32; ++g) {
+      std::vector<Slot> slots;
+      for (size_t i = 0; i < messages; ++i) {
+        slots.push_back({(g * messages + i) * 64, 64, static_cast<int>(i)});
+      }
+      receives.push_back(lane.receive(slots));
+    }
+    EXPECT_EQ(lane.try_receive({{0, 64, 0}}), nullptr);
+    for (size_t m = 0; m < all; ++m) {
+      sends.push_back(lane.send({(all - 1 - m) * 64, 64, static_cast<int>(m % messages)}));
+    }
+    EXPECT_EQ(lane.try_send({0, 64, 0}), nullptr);
+    for (void* const request : sends) lane.finish(request);
+    for (void* const request : receives) lane.finish(request);
+    for (size_t m = 0; m < all; ++m) lane.expect({m * 64, 64, 0}, (all - 1 - m) * 64);
+    lane.exchange({0, 64, 0}, 0);
   }
-  for (size_t m = 0; m < 256; ++m)
-    sends.push_back(lane.send({m * 64, 64, static_cast<int>(m % 8)}));
-  for (void* const request : sends) lane.finish(request);
-  for (void* const request : receives) lane.finish(request);
-  lane.expect({0, 32 * 8 * 64, 0}, 0);
 }
 
 // Promise(nccl): Receives are grouped by up to eight, and tags find their slot in any order | every
@@ -103,24 +96,6 @@ TEST_P(BatonNet, PermutedTags) {
   }
 }
 
-// A group is done when all of it is there, and not before.
-TEST_P(BatonNet, AGroupIsDoneWhenItsLastMessageIs) {
-  Lane lane(rig, 4'000);
-  void* const receive = lane.receive({{0, 1'000, 1}, {1'000, 1'000, 2}, {2'000, 1'000, 3}});
-  lane.finish(lane.send({2'000, 1'000, 3}));
-  lane.finish(lane.send({0, 0, 1}));
-  for (int i = 0; i < 100; ++i) {
-    ASSERT_FALSE(lane.tested(receive));
-    rig.turn();
-  }
-  lane.finish(lane.send({1'000, 1'000, 2}));
-  std::array<int, 8> sizes{};
-  lane.finish(receive, sizes.data());
-  EXPECT_EQ(sizes[0], 0);
-  EXPECT_EQ(sizes[1], 1'000);
-  lane.expect({1'000, 2'000, 0}, 1'000);
-}
-
 TEST_P(BatonNet, EqualTagsAreMatchedInOrder) {
   Lane lane(rig, 3'000);
   void* const first = lane.receive({{0, 500, 9}, {500, 500, 9}});
@@ -135,68 +110,31 @@ TEST_P(BatonNet, EqualTagsAreMatchedInOrder) {
   lane.expect({1'000, 100, 0}, 2'200);
 }
 
-TEST_P(BatonNet, ATagThatNobodyHasPostedIsNull) {
-  Lane lane(rig, 1'000);
-  void* const receive = lane.receive({{0, 1'000, 4}});
-  for (int i = 0; i < 2'000; ++i) ASSERT_EQ(lane.try_send({0, 1'000, 5}), nullptr);
-  lane.finish(lane.send({0, 1'000, 4}));
-  lane.finish(receive);
-  void* const other = lane.receive({{0, 1'000, 5}});
-  lane.finish(lane.send({0, 1'000, 5}));
-  lane.finish(other);
-}
-
 TEST_P(Contract, RandomSizesInOrder) {
   constexpr size_t kRoom = 100'000;
   Lane lane(rig, 32 * kRoom);
   std::mt19937 random(11);
-  std::vector<Slot> sends;
-  std::vector<std::vector<Slot>> receives;
+  std::vector<Group> plan;
   for (size_t i = 0; i < 600; ++i) {
     const size_t bytes = random() % 3 == 0 ? random() % 200 : random() % kRoom;
-    sends.push_back({i % 32 * kRoom, bytes, 0});
-    receives.push_back({{i % 32 * kRoom, kRoom, 0}});
+    plan.push_back({{{i % 32 * kRoom, kRoom, 0}, bytes}});
   }
-  SendProxy sender(lane, sends);
-  ReceiveProxy receiver(lane, receives);
-  receiver.on_done = [&](size_t step, const int* sizes) {
-    ASSERT_EQ(sizes[0], static_cast<int>(sends[step].bytes)) << "step " << step;
-    lane.expect({sends[step].offset, sends[step].bytes, 0}, sends[step].offset);
-  };
-  run(rig, {&sender}, {&receiver});
+  Traffic traffic(lane, plan);
+  run(rig, {&traffic});
 }
 
 TEST_P(BatonNet, RandomGroupsWithTagsInAnyOrder) {
   constexpr size_t kRoom = 5'000;
   Lane lane(rig, 8 * 8 * kRoom);
   std::mt19937 random(13);
-  std::vector<Slot> sends;
-  std::vector<std::vector<Slot>> receives;
-  std::vector<std::vector<size_t>> bytes;
-  for (size_t g = 0; g < 400; ++g) {
-    const size_t n = 1 + random() % 8;
-    std::vector<Slot> group, messages;
-    for (size_t i = 0; i < n; ++i) {
-      const size_t at = (g % 8 * 8 + i) * kRoom;
-      group.push_back({at, kRoom, static_cast<int>(i)});
-      messages.push_back({at, random() % kRoom, static_cast<int>(i)});
+  std::vector<Group> plan(400);
+  for (size_t g = 0; g < plan.size(); ++g) {
+    for (size_t i = 0, n = 1 + random() % 8; i < n; ++i) {
+      plan[g].push_back({{(g % 8 * 8 + i) * kRoom, kRoom, static_cast<int>(i)}, random() % kRoom});
     }
-    bytes.emplace_back();
-    for (const Slot& message : messages) bytes.back().push_back(message.bytes);
-    std::shuffle(messages.begin(), messages.end(), random);
-    sends.insert(sends.end(), messages.begin(), messages.end());
-    receives.push_back(group);
   }
-  SendProxy sender(lane, sends, 32);
-  ReceiveProxy receiver(lane, receives);
-  receiver.on_done = [&](size_t step, const int* sizes) {
-    for (size_t i = 0; i < bytes[step].size(); ++i) {
-      ASSERT_EQ(sizes[i], static_cast<int>(bytes[step][i])) << "group " << step << ", " << i;
-      const size_t at = receives[step][i].offset;
-      lane.expect({at, bytes[step][i], 0}, at);
-    }
-  };
-  run(rig, {&sender}, {&receiver});
+  Traffic traffic(lane, plan);
+  run(rig, {&traffic});
 }
 
 // --- lines that the receiver looks at before anything is done ------------------------------------

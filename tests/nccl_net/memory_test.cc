@@ -17,7 +17,6 @@ TEST_P(BatonNet, RegistrationsAreCounted) {
   EXPECT_EQ(net().deregister(lane.ends.receive, again), Result::kSuccess);
   EXPECT_EQ(net().deregister(lane.ends.receive, third), Result::kSuccess);
   lane.exchange({0, 4'096, 0}, 0);
-  lane.expect({0, 4'096, 0}, 0);
 }
 
 TEST_P(BatonNet, SendsOutsideOfRegisteredMemoryAreErrors) {
@@ -128,14 +127,7 @@ TEST_P(BatonNet, NoBytesNeedNoMemory) {
 TEST_P(BatonNet, RegistrationUnderTraffic) {
   constexpr size_t kStep = 20'000;
   Lane lane(rig, 8 * kStep);
-  std::vector<Slot> sends;
-  std::vector<std::vector<Slot>> receives;
-  for (size_t i = 0; i < (kSanitized ? 200 : 1'000); ++i) {
-    sends.push_back({i % 8 * kStep, kStep, 0});
-    receives.push_back({{i % 8 * kStep, kStep, 0}});
-  }
-  SendProxy sender(lane, sends);
-  ReceiveProxy receiver(lane, receives);
+  Traffic traffic(lane, steady(kSanitized ? 200 : 1'000, kStep));
   Pages others(1 << 20);
   const auto churn = [&](size_t i) {
     for (void* const comm : {lane.ends.send, lane.ends.receive}) {
@@ -145,19 +137,17 @@ TEST_P(BatonNet, RegistrationUnderTraffic) {
       EXPECT_EQ(net().deregister(comm, memory), Result::kSuccess);
     }
   };
-  receiver.on_done = [&](size_t step, const int* sizes) {
-    ASSERT_EQ(sizes[0], static_cast<int>(kStep));
-    if (!rig.threads()) churn(step);
-  };
-  if (!rig.threads()) return run(rig, {&sender}, {&receiver});
+  if (!rig.threads()) {
+    traffic.on_group = churn;
+    return run(rig, {&traffic});
+  }
   std::atomic<bool> stop{false};
   std::thread service([&] {
     for (size_t i = 0; !stop; ++i) churn(i);
   });
-  run(rig, {&sender}, {&receiver});
+  run(rig, {&traffic});
   stop = true;
   service.join();
-  lane.expect({0, 8 * kStep, 0}, 0);
 }
 
 TEST_P(BatonNet, ADescriptorThatIsNoneIsAnError) {
@@ -204,7 +194,6 @@ TEST_P(BatonNet, ABufferThatWasFreedIsAnErrorAtBothEnds) {
       EXPECT_TRUE(source ? received == Result::kRemoteError : received != Result::kSuccess);
       EXPECT_THAT(NetLog::lines(LogLevel::kWarn), testing::Not(testing::IsEmpty()));
       other.exchange({0, 1'000, 0}, 0);
-      other.expect({0, 1'000, 0}, 0);
     }
   }
 }
@@ -217,8 +206,7 @@ TEST_P(BatonNet, WhatWasDeregisteredIsNotWritten) {
   void* const send = lane.send({0, 100'000, 0});
   EXPECT_NE(lane.fails(send), Result::kSuccess);
   EXPECT_EQ(lane.fails(receive), Result::kRemoteError);
-  EXPECT_TRUE(std::all_of(lane.in.data(), lane.in.data() + 100'000,
-                          [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_TRUE(lane.untouched());
 }
 
 TEST_P(BatonNet, WhatWasDeregisteredIsNotTouchedAfterwards) {

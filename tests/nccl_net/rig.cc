@@ -15,18 +15,9 @@ extern "C" const NetV12 ncclNetPlugin_v12;
 namespace {
 
 const void* table_of(int version) {
-  switch (version) {
-    case 8:
-      return &ncclNetPlugin_v8;
-    case 9:
-      return &ncclNetPlugin_v9;
-    case 10:
-      return &ncclNetPlugin_v10;
-    case 11:
-      return &ncclNetPlugin_v11;
-    default:
-      return &ncclNetPlugin_v12;
-  }
+  const void* const tables[] = {&ncclNetPlugin_v8, &ncclNetPlugin_v9, &ncclNetPlugin_v10,
+                                &ncclNetPlugin_v11, &ncclNetPlugin_v12};
+  return tables[version - 8];
 }
 
 std::byte byte_at(size_t place) {
@@ -135,21 +126,28 @@ void NetRig::until(const std::function<bool()>& fact, CallSite from) {
   baton::until(fact, next, state, from);
 }
 
-NetRig::Ends NetRig::connect() {
-  Ends ends;
-  std::array<char, kHandleBytes> handle{};
-  void* listener = nullptr;
-  EXPECT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
-  until([&] {
+NetRig::Ends NetRig::connect() { return Listener(*this).meet(); }
+
+Listener::Listener(NetRig& rig) : rig_(rig) {
+  EXPECT_EQ(rig.net().listen(0, handle.data(), &comm), Result::kSuccess);
+}
+
+void Listener::close() {
+  if (comm == nullptr) return;
+  EXPECT_EQ(rig_.net().close_listen(std::exchange(comm, nullptr)), Result::kSuccess);
+}
+
+NetRig::Ends Listener::meet(NetRig& caller) {
+  NetRig::Ends ends;
+  rig_.until([&] {
     if (ends.send == nullptr) {
-      EXPECT_EQ(net().connect(0, handle.data(), &ends.send), Result::kSuccess);
+      EXPECT_EQ(caller.net().connect(0, handle.data(), &ends.send), Result::kSuccess);
     }
     if (ends.receive == nullptr) {
-      EXPECT_EQ(net().accept(listener, &ends.receive), Result::kSuccess);
+      EXPECT_EQ(rig_.net().accept(comm, &ends.receive), Result::kSuccess);
     }
     return testing::Test::HasFailure() || (ends.send != nullptr && ends.receive != nullptr);
   });
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
   return ends;
 }
 
@@ -183,6 +181,10 @@ Lane::Lane(NetRig& rig, size_t bytes, uint64_t seed)
 
 void Lane::wipe() { std::fill(in.data(), in.data() + in.size(), kWiped); }
 
+bool Lane::untouched() const {
+  return std::all_of(in.data(), in.data() + in.size(), [](std::byte b) { return b == kWiped; });
+}
+
 void* Lane::try_send(const Slot& slot) {
   void* request = nullptr;
   EXPECT_EQ(
@@ -191,7 +193,7 @@ void* Lane::try_send(const Slot& slot) {
   return request;
 }
 
-void* Lane::try_receive(const std::vector<Slot>& slots, bool optional) {
+Result Lane::post(const std::vector<Slot>& slots, void** request, bool optional) {
   std::vector<void*> data, memory;
   std::vector<size_t> sizes;
   std::vector<int> tags;
@@ -201,10 +203,13 @@ void* Lane::try_receive(const std::vector<Slot>& slots, bool optional) {
     tags.push_back(slot.tag);
     memory.push_back(in_memory);
   }
+  return net().receive(ends.receive, static_cast<int>(slots.size()), data.data(), sizes.data(),
+                       tags.data(), memory.data(), request, optional);
+}
+
+void* Lane::try_receive(const std::vector<Slot>& slots, bool optional) {
   void* request = nullptr;
-  EXPECT_EQ(net().receive(ends.receive, static_cast<int>(slots.size()), data.data(), sizes.data(),
-                          tags.data(), memory.data(), &request, optional),
-            Result::kSuccess);
+  EXPECT_EQ(post(slots, &request, optional), Result::kSuccess);
   return request;
 }
 
@@ -246,6 +251,7 @@ void Lane::finish(void* send, int* sent, void* receive, int* received, CallSite 
 void Lane::exchange(const Slot& slot, size_t from) {
   void* const request = receive({slot});
   finish(send({from, slot.bytes, slot.tag}), nullptr, request, nullptr);
+  expect(slot, from);
 }
 
 Result Lane::fails(void* request, CallSite from) {
@@ -287,23 +293,9 @@ void Lane::close() {
 
 // --- proxies -------------------------------------------------------------------------------------
 
-void SendProxy::step() {
-  if (posted_ < plan_.size() && requests_.size() < depth_) {
-    if (void* const request = lane_.try_send(plan_[posted_]); request != nullptr) {
-      requests_.push_back(request);
-      ++posted_;
-    }
-  }
-  if (requests_.empty()) return;
-  int size = -1;
-  if (!lane_.tested(requests_.front(), &size)) return;
-  requests_.pop_front();
-  ++tested_;
-}
-
-void ReceiveProxy::step() {
-  if (posted_ < plan_.size() && requests_.size() < depth_) {
-    if (void* const request = lane_.try_receive(plan_[posted_]); request != nullptr) {
+void Proxy::step() {
+  if (posted_ < steps_ && requests_.size() < depth_) {
+    if (void* const request = post_(posted_); request != nullptr) {
       requests_.push_back(request);
       ++posted_;
     }
@@ -312,29 +304,66 @@ void ReceiveProxy::step() {
   int sizes[8] = {};
   if (!lane_.tested(requests_.front(), sizes)) return;
   requests_.pop_front();
-  if (on_done) on_done(tested_, sizes);
-  ++tested_;
+  done_(tested_++, sizes);
 }
 
-void run(NetRig& rig, std::vector<SendProxy*> senders, std::vector<ReceiveProxy*> receivers) {
+std::vector<Group> steady(size_t groups, size_t room) {
+  std::vector<Group> plan;
+  for (size_t i = 0; i < groups; ++i) plan.push_back({{{i % 8 * room, room, 0}, room - i % 100}});
+  return plan;
+}
+
+Traffic::Traffic(Lane& lane, std::vector<Group> plan) : lane_(lane), plan_(std::move(plan)) {
+  std::mt19937 random(13);
+  for (Group group : plan_) {
+    std::shuffle(group.begin(), group.end(), random);
+    for (const Message& message : group) {
+      sends_.push_back({message.to.offset, message.bytes, message.to.tag});
+    }
+  }
+  proxies_.emplace_back(
+      lane, sends_.size(), 32, [this](size_t step) { return lane_.try_send(sends_[step]); },
+      [](size_t, const int*) {});
+  proxies_.emplace_back(
+      lane, plan_.size(), 8,
+      [this](size_t step) {
+        std::vector<Slot> slots;
+        for (const Message& message : plan_[step]) slots.push_back(message.to);
+        return lane_.try_receive(slots);
+      },
+      [this](size_t step, const int* sizes) { look(step, sizes); });
+}
+
+void Traffic::look(size_t group, const int* sizes) {
+  for (const auto& [to, bytes] : plan_[group]) {
+    ASSERT_EQ(*sizes++, static_cast<int>(bytes)) << "group " << group << ", tag " << to.tag;
+    lane_.expect({to.offset, bytes, 0}, to.offset);
+  }
+  if (on_group) on_group(group);
+}
+
+void run(NetRig& rig, const std::vector<Traffic*>& all) {
+  std::vector<Proxy*> proxies;
+  for (Traffic* const traffic : all) {
+    for (Proxy& proxy : traffic->proxies()) proxies.push_back(&proxy);
+  }
   if (!rig.threads()) {
     rig.until([&] {
-      bool all = true;
-      for (SendProxy* const proxy : senders) proxy->step(), all &= proxy->done();
-      for (ReceiveProxy* const proxy : receivers) proxy->step(), all &= proxy->done();
-      return all || testing::Test::HasFailure();
+      for (Proxy* const proxy : proxies) proxy->step();
+      return testing::Test::HasFailure() ||
+             std::all_of(proxies.begin(), proxies.end(), [](Proxy* one) { return one->done(); });
     });
     return;
   }
   std::vector<std::thread> threads;
-  const auto drive = [&rig](auto* proxy) {
-    rig.until([&] {
-      proxy->step();
-      return proxy->done() || testing::Test::HasFailure();
+  for (Proxy* const proxy : proxies) {
+    threads.emplace_back([&rig, proxy] {
+      rig.until([&] {
+        proxy->step();
+        return proxy->done() || testing::Test::HasFailure();
+      });
     });
-  };
-  for (SendProxy* const proxy : senders) threads.emplace_back(drive, proxy);
-  for (ReceiveProxy* const proxy : receivers) threads.emplace_back(drive, proxy);
+  }
   for (std::thread& thread : threads) thread.join();
 }
 

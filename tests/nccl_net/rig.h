@@ -24,6 +24,8 @@ std::vector<Setup> baton_setups();     // every provider, and every version
 std::vector<Setup> contract_setups();  // and what NCCL_NET_UNDER_TEST names
 std::string name_of(const testing::TestParamInfo<Setup>& info);
 
+using HandleBuffer = std::array<char, kHandleBytes>;
+
 class NetRig {
  public:
   void start(const Setup& setup);  // may skip
@@ -51,6 +53,22 @@ class NetRig {
   std::optional<sim::SimFabric> fabric_;
   std::vector<Worker*> workers_;
   std::unique_ptr<Surroundings> verbs_;
+};
+
+class Listener {
+ public:
+  explicit Listener(NetRig& rig);
+  ~Listener() { close(); }
+  void close();
+  // Both ends of a call, which `caller` makes.
+  NetRig::Ends meet(NetRig& caller);
+  NetRig::Ends meet() { return meet(rig_); }
+
+  HandleBuffer handle{};
+  void* comm = nullptr;
+
+ private:
+  NetRig& rig_;
 };
 
 // Memory that is no pool's: what NCCL registers.
@@ -84,6 +102,7 @@ class Lane {
   AnyNet& net() { return rig_.net(); }
   // One call; null: ask again.
   void* try_send(const Slot& slot);
+  Result post(const std::vector<Slot>& slots, void** request, bool optional = false);
   void* try_receive(const std::vector<Slot>& slots, bool optional = false);
   // Until it is taken.
   void* send(const Slot& slot);
@@ -93,12 +112,14 @@ class Lane {
   // A send and its receive, tested in turns: some plugins move bytes only then.
   void finish(void* send, int* sent, void* receive, int* received,
               CallSite from = CallSite::here());
+  // Sends to a slot, and looks at what has come.
   void exchange(const Slot& slot, size_t from);
   // What test() says in the end of an operation that must fail.
   Result fails(void* request, CallSite from = CallSite::here());
   // The bytes of the receiver's slot are those that were sent from `from`; nothing else moved.
   void expect(const Slot& slot, size_t sent_from);
   void wipe();
+  bool untouched() const;  // since it was wiped
 
   void close_send();
   void close_receive();
@@ -116,38 +137,53 @@ class Lane {
 
 // What NCCL's progress thread does for one comm: up to `depth` steps in flight, and only the oldest
 // is tested.
-class SendProxy {
+class Proxy {
  public:
-  SendProxy(Lane& lane, std::vector<Slot> plan, size_t depth = 8)
-      : lane_(lane), plan_(std::move(plan)), depth_(depth) {}
-  bool done() const { return tested_ == plan_.size(); }
+  using Post = std::function<void*(size_t step)>;  // null: ask again
+  using Done = std::function<void(size_t step, const int* sizes)>;
+  Proxy(Lane& lane, size_t steps, size_t depth, Post post, Done done)
+      : lane_(lane), steps_(steps), depth_(depth), post_(std::move(post)), done_(std::move(done)) {}
+  bool done() const { return tested_ == steps_; }
   void step();
 
  private:
   Lane& lane_;
-  const std::vector<Slot> plan_;
-  const size_t depth_;
+  const size_t steps_, depth_;
+  const Post post_;
+  const Done done_;
   size_t posted_ = 0, tested_ = 0;
   std::deque<void*> requests_;
 };
-class ReceiveProxy {
+
+// What is sent to a slot, from the same place.
+struct Message {
+  Slot to;
+  size_t bytes = 0;
+};
+using Group = std::vector<Message>;  // of different tags
+// So many groups of one message each, in eight places.
+std::vector<Group> steady(size_t groups, size_t room);
+
+// Both proxies of a comm, through which groups go, each sent in any order: every one must bring its
+// bytes to their places.
+class Traffic {
  public:
-  ReceiveProxy(Lane& lane, std::vector<std::vector<Slot>> plan, size_t depth = 8)
-      : lane_(lane), plan_(std::move(plan)), depth_(depth) {}
-  bool done() const { return tested_ == plan_.size(); }
-  void step();
-  // Called with what a request of the plan has brought.
-  std::function<void(size_t step, const int* sizes)> on_done;
+  Traffic(Lane& lane, std::vector<Group> plan);
+  Traffic(const Traffic&) = delete;
+  Traffic& operator=(const Traffic&) = delete;
+  std::vector<Proxy>& proxies() { return proxies_; }
+  std::function<void(size_t group)> on_group;  // when it has come
 
  private:
+  void look(size_t group, const int* sizes);
+
   Lane& lane_;
-  const std::vector<std::vector<Slot>> plan_;
-  const size_t depth_;
-  size_t posted_ = 0, tested_ = 0;
-  std::deque<void*> requests_;
+  const std::vector<Group> plan_;
+  std::vector<Slot> sends_;
+  std::vector<Proxy> proxies_;
 };
-// Both, on threads of their own where the rig has them.
-void run(NetRig& rig, std::vector<SendProxy*> senders, std::vector<ReceiveProxy*> receivers);
+// All of their proxies, on threads of their own where the rig has them.
+void run(NetRig& rig, const std::vector<Traffic*>& all);
 
 class NetTest : public testing::TestWithParam<Setup> {
  public:

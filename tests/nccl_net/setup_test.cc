@@ -4,8 +4,6 @@
 namespace baton::nccl {
 namespace {
 
-using HandleBuffer = std::array<char, kHandleBytes>;
-
 TEST_P(Contract, DevicesHaveProperties) {
   int count = 0;
   ASSERT_EQ(net().devices(&count), Result::kSuccess);
@@ -33,15 +31,11 @@ TEST_P(BatonNet, AsksForNoDeviceThatIsNotThere) {
   EXPECT_THAT(NetLog::lines(LogLevel::kWarn), testing::Not(testing::IsEmpty()));
 }
 
-TEST_P(BatonNet, SaysInALineWhatItChose) {
-  const auto lines = NetLog::lines(LogLevel::kInfo);
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_THAT(lines[0], testing::HasSubstr("NET/Baton : using ["));
-}
-
+// And says once, in a line, what it chose.
 TEST_P(BatonNet, IsOpenedForEveryCommunicator) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(net().init(), Result::kSuccess);
-  EXPECT_EQ(NetLog::lines(LogLevel::kInfo).size(), 1u);
+  EXPECT_THAT(NetLog::lines(LogLevel::kInfo),
+              testing::ElementsAre(testing::HasSubstr("NET/Baton : using [")));
   EXPECT_EQ(net().finalize(), Result::kSuccess);
   Lane lane(rig, 100);
   lane.exchange({0, 100, 0}, 0);
@@ -50,71 +44,49 @@ TEST_P(BatonNet, IsOpenedForEveryCommunicator) {
 // Promise(nccl): connect and accept never wait: there is no comm until there is one | each is
 //   called alone first, and comes back with none
 TEST_P(BatonNet, ConnectAndAcceptComeBackWithNothing) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr, *receive = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  Listener listener(rig);
+  void *send = nullptr, *receive = nullptr;
   for (int i = 0; i < 50; ++i) {
-    ASSERT_EQ(net().accept(listener, &receive), Result::kSuccess);
+    ASSERT_EQ(net().accept(listener.comm, &receive), Result::kSuccess);
     ASSERT_EQ(receive, nullptr);
   }
   for (int i = 0; i < 300; ++i) {
-    ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
-    ASSERT_EQ(send, nullptr) << "nobody has accepted";
+    ASSERT_EQ(net().connect(0, listener.handle.data(), &send), Result::kSuccess);
+    ASSERT_EQ(send, nullptr) << "no call was accepted";
     rig.turn();
   }
-  until([&] {
-    if (send == nullptr) {
-      EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
-    }
-    if (receive == nullptr) {
-      EXPECT_EQ(net().accept(listener, &receive), Result::kSuccess);
-    }
-    return send != nullptr && receive != nullptr;
-  });
-  EXPECT_EQ(net().close_send(send), Result::kSuccess);
-  EXPECT_EQ(net().close_receive(receive), Result::kSuccess);
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+  const NetRig::Ends ends = listener.meet();
+  EXPECT_EQ(net().close_send(ends.send), Result::kSuccess);
+  EXPECT_EQ(net().close_receive(ends.receive), Result::kSuccess);
 }
 
 TEST_P(BatonNet, AListenerThatIsClosedRefuses) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
-  ASSERT_EQ(net().close_listen(listener), Result::kSuccess);
-  Result result = Result::kSuccess;
-  until([&] {
-    result = net().connect(0, handle.data(), &send);
-    return result != Result::kSuccess;
-  });
-  EXPECT_EQ(result, Result::kRemoteError);
-  EXPECT_EQ(send, nullptr);
-  ASSERT_EQ(NetLog::lines(LogLevel::kWarn).size(), 1u);
-  EXPECT_THAT(NetLog::lines(LogLevel::kWarn)[0], testing::HasSubstr("nothing listens there"));
-}
-
-TEST_P(BatonNet, AListenerClosedUnderACallRefuses) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
-  for (int i = 0; i < 2'000; ++i) {
-    ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
-    rig.turn();
+  for (const int before : {0, 2'000}) {  // calls
+    SCOPED_TRACE(before);
+    NetLog::forget();
+    Listener listener(rig);
+    void* send = nullptr;
+    for (int i = 0; i < before; ++i) {
+      ASSERT_EQ(net().connect(0, listener.handle.data(), &send), Result::kSuccess);
+      rig.turn();
+    }
+    listener.close();
+    Result result = Result::kSuccess;
+    until([&] {
+      result = net().connect(0, listener.handle.data(), &send);
+      return result != Result::kSuccess;
+    });
+    EXPECT_EQ(result, Result::kRemoteError);
+    EXPECT_EQ(send, nullptr);
+    const char* const why = before == 0 ? "nothing listens there" : "before it accepted";
+    EXPECT_THAT(NetLog::lines(LogLevel::kWarn), testing::ElementsAre(testing::HasSubstr(why)));
   }
-  ASSERT_EQ(net().close_listen(listener), Result::kSuccess);
-  Result result = Result::kSuccess;
-  until([&] {
-    result = net().connect(0, handle.data(), &send);
-    return result != Result::kSuccess;
-  });
-  EXPECT_EQ(result, Result::kRemoteError);
 }
 
 TEST_P(BatonNet, AListenerTakesSeveral) {
-  HandleBuffer handle{};
-  void* listener = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  Listener listener(rig);
   std::array<HandleBuffer, 5> copies;
-  copies.fill(handle);
+  copies.fill(listener.handle);
   std::array<void*, 5> sends{};
   std::vector<void*> receives;
   until([&] {
@@ -126,13 +98,12 @@ TEST_P(BatonNet, AListenerTakesSeveral) {
       all &= sends[i] != nullptr;
     }
     void* receive = nullptr;
-    EXPECT_EQ(net().accept(listener, &receive), Result::kSuccess);
+    EXPECT_EQ(net().accept(listener.comm, &receive), Result::kSuccess);
     if (receive != nullptr) receives.push_back(receive);
     return (all && receives.size() == sends.size()) || HasFailure();
   });
   for (void* const send : sends) EXPECT_EQ(net().close_send(send), Result::kSuccess);
   for (void* const receive : receives) EXPECT_EQ(net().close_receive(receive), Result::kSuccess);
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
 }
 
 TEST_P(BatonNet, ManyComms) {
@@ -153,30 +124,27 @@ TEST_P(BatonNet, ManyComms) {
 // Promise(nccl): A handle of another build, or one that was damaged, is an error that says so |
 //   each byte of a handle is changed in turn, and the version
 TEST_P(BatonNet, ADamagedHandleIsRefused) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  const Listener listener(rig);
+  void* send = nullptr;
   for (size_t i = 0; i < 104; ++i) {
-    HandleBuffer damaged = handle;
+    HandleBuffer damaged = listener.handle;
     damaged[i] = static_cast<char>(damaged[i] ^ 0x41);
     ASSERT_NE(net().connect(0, damaged.data(), &send), Result::kSuccess) << "byte " << i;
   }
-  HandleBuffer other = handle;
+  HandleBuffer other = listener.handle;
   other[100] = static_cast<char>(other[100] + 1);  // of the version
   EXPECT_EQ(net().connect(0, other.data(), &send), Result::kInvalidUsage);
   EXPECT_THAT(NetLog::lines(LogLevel::kWarn).back(),
               testing::HasSubstr("install the same Baton everywhere"));
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
 }
 
 TEST_P(BatonNet, ABufferThatWasChangedBetweenCallsIsRefused) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  Listener listener(rig);
+  HandleBuffer& handle = listener.handle;
+  void* send = nullptr;
   ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
   handle[113] = static_cast<char>(handle[113] ^ 1);  // of what connect() keeps there
   EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kInvalidArgument);
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
 }
 
 TEST_P(BatonNet, NullsAreErrors) {
@@ -200,13 +168,11 @@ TEST_P(BatonNet, NullsAreErrors) {
 // --- closing in each state -----------------------------------------------------------------------
 
 TEST_P(BatonNet, ACallThatIsGivenUpLeavesNothingInTheWay) {
-  HandleBuffer handle{};
-  void *listener = nullptr, *send = nullptr;
-  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
-  ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);  // and never again
+  Listener listener(rig);
+  void* send = nullptr;
+  ASSERT_EQ(net().connect(0, listener.handle.data(), &send), Result::kSuccess);  // and never again
   Lane lane(rig, 1'000);
   lane.exchange({0, 1'000, 0}, 0);
-  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
 }
 
 TEST_P(Contract, CommsThatWereNeverUsedAreClosedInAnyOrder) {

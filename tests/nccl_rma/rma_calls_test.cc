@@ -87,46 +87,37 @@ TEST_P(RmaCalls, FlushAfterGet) {
   });
 }
 
-TEST_P(RmaCalls, ManyPutsInFlight) {
-  run([](Rank& self) {
-    Memory memory(self, kInFlight * size());
-    for (unsigned i = 0; i < kInFlight; ++i) fill(memory.from.data() + i * size(), size(), i);
-    if (self.rank == 0) {
-      std::vector<void*> requests;
-      for (size_t i = 0; i < kInFlight; ++i) {
-        requests.push_back(self.put(static_cast<int>(i) % contexts(), i * size(), memory.source,
-                                    size(), i * size(), memory.target, 1));
-      }
-      for (void* request : requests) self.finish(request);
+// Blocks that rank 0 puts or gets, all at once, on its contexts in turn.
+void move_many(Rank& self, int contexts, size_t size, bool puts) {
+  Memory memory(self, kInFlight * size);
+  const auto seed = [](int rank, unsigned block) {
+    return static_cast<unsigned>(50 * rank) + block;
+  };
+  for (unsigned i = 0; i < kInFlight; ++i) {
+    fill(memory.from.data() + i * size, size, seed(self.rank, i));
+  }
+  self.barrier();
+  if (self.rank == 0) {
+    std::vector<void*> requests;
+    for (size_t i = 0; i < kInFlight; ++i) {
+      const int number = static_cast<int>(i) % contexts;
+      const size_t at = i * size;
+      requests.push_back(puts ? self.put(number, at, memory.source, size, at, memory.target, 1)
+                              : self.get(number, at, memory.source, size, at, memory.target, 1));
     }
-    self.barrier();
-    for (unsigned i = 0; i < kInFlight && self.rank == 1; ++i) {
-      EXPECT_TRUE(filled(memory.to.data() + i * size(), size(), i)) << "block " << i;
-    }
-  });
+    for (void* request : requests) self.finish(request);
+  }
+  self.barrier();
+  const int source = puts ? 0 : 1;
+  for (unsigned i = 0; i < kInFlight && self.rank != source; ++i) {
+    EXPECT_TRUE(filled(memory.to.data() + i * size, size, seed(source, i))) << "block " << i;
+  }
 }
-
+TEST_P(RmaCalls, ManyPutsInFlight) {
+  run([](Rank& self) { move_many(self, contexts(), size(), true); });
+}
 TEST_P(RmaCalls, ManyGetsInFlight) {
-  run([](Rank& self) {
-    Bytes data(kInFlight * size());
-    for (unsigned i = 0; i < kInFlight && self.rank == 1; ++i) {
-      fill(data.data() + i * size(), size(), i);
-    }
-    void* const memory = self.add(data);
-    self.barrier();
-    if (self.rank == 0) {
-      std::vector<void*> requests;
-      for (size_t i = 0; i < kInFlight; ++i) {
-        requests.push_back(self.get(static_cast<int>(i) % contexts(), i * size(), memory, size(),
-                                    i * size(), memory, 1));
-      }
-      for (void* request : requests) self.finish(request);
-      for (unsigned i = 0; i < kInFlight; ++i) {
-        EXPECT_TRUE(filled(data.data() + i * size(), size(), i)) << "block " << i;
-      }
-    }
-    self.barrier();
-  });
+  run([](Rank& self) { move_many(self, contexts(), size(), false); });
 }
 
 TEST_P(RmaCalls, PutGetAndPutSignalMixed) {

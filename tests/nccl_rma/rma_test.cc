@@ -376,46 +376,29 @@ TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
 
 // A rank that closes its comm is an error to who puts to it then, and no hang.
 TEST(Rma, WhoLeftIsARemoteError) {
-  const auto* table = table_of<RmaV16>("ncclRmaPlugin_v16");
-  RmaRanks ranks(2);
   std::atomic<bool> left{false};
-  std::thread other([&] {
-    RmaRank<RmaV16> self(*table, ranks, 1);
-    self.connect();
-    self.make_context(1);
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [&](RmaRank<RmaV16>& self) {
     Memory memory(self);
     self.barrier();
-    self.leave();
-    left = true;
-  });
-  {
-    RmaRank<RmaV16> self(*table, ranks, 0);
-    self.connect();
-    self.make_context(1);
-    Memory memory(self);
-    self.barrier();
-    until([&] { return left.load(); }, [&] { table->progress(self.context); });
+    if (self.rank == 1) {
+      self.leave();
+      left = true;
+      return;
+    }
+    until([&] { return left.load(); }, [&] { self.table.progress(self.context); });
     Result result = Result::kSuccess;
-    until(
-        [&] {
-          void* request = nullptr;
-          int done = 0;
-          result =
-              table->put(self.context, 0, 0, memory.source, 8, 0, memory.target, 1, 0, &request);
-          until(
-              [&] {
-                return result != Result::kSuccess ||
-                       (result = table->test(self.comm, request, &done)) != Result::kSuccess ||
-                       done != 0;
-              },
-              [] {});
-          return result != Result::kSuccess;
-        },
-        [] {});
+    until([&] {
+      void* request = nullptr;
+      result =
+          self.table.put(self.context, 0, 0, memory.source, 8, 0, memory.target, 1, 0, &request);
+      for (int done = 0; result == Result::kSuccess && done == 0;) {
+        result = self.table.test(self.comm, request, &done);
+      }
+      return result != Result::kSuccess;
+    });
     EXPECT_EQ(result, Result::kRemoteError);
     self.leave();
-  }
-  other.join();
+  });
 }
 
 }  // namespace

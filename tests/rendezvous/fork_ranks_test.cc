@@ -4,6 +4,7 @@
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
 #include "tests/test.h"
+#include "tests/used.h"
 #include "transport/base/child.h"
 
 namespace baton::launch {
@@ -24,6 +25,12 @@ ForkOptions options(int ranks) {
   options.key = key();
   options.grace = std::chrono::milliseconds(50);
   return options;
+}
+
+ForkOptions restarting(int ranks) {
+  ForkOptions restarting = options(ranks);
+  restarting.restart = true;
+  return restarting;
 }
 
 absl::StatusOr<std::vector<RankInfo>> meet_others_and_keep(const Place& place,
@@ -93,27 +100,21 @@ Captured captured(const ForkOptions& options, const std::function<int(const Plac
 
 class ForkRanks : public testing::Test {
  protected:
-  static size_t descriptors() {
-    namespace fs = std::filesystem;
-    return static_cast<size_t>(
-        std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator()));
-  }
-  size_t before_ = descriptors();
+  const Used before_;
 
   void TearDown() override {
     EXPECT_EQ(-1, waitpid(-1, nullptr, WNOHANG));  // no child, not even a dead one
-    EXPECT_EQ(before_, descriptors());
+    EXPECT_EQ(Used().descriptors, before_.descriptors);
   }
 };
 
 TEST_F(ForkRanks, AllMeetAndReturnZero) {
-  const auto status = fork_ranks(options(8), [](const Place& place, int restarts) {
+  const Captured run = captured(options(8), [](const Place& place, int restarts) {
     if (place.ranks != 8 || place.local_rank != place.rank || place.local_ranks != 8) return 1;
     if (place.serves || place.launcher != "baton" || restarts != 0) return 2;
     return meet_others(place, place.generation);
   });
-  ASSERT_TRUE(status.ok()) << status.status();
-  EXPECT_EQ(0, *status);
+  EXPECT_EQ(0, run.status) << run.err;
 }
 
 TEST_F(ForkRanks, TheFirstFailureIsTheResultAndTheOthersAreKilled) {
@@ -159,9 +160,7 @@ TEST_F(ForkRanks, AnExitStatusThatDoesNotFitIsStillAFailure) {
 }
 
 TEST_F(ForkRanks, ADeadRankIsStartedAnewAndMeetsTheOthersAgain) {
-  ForkOptions restarting = options(4);
-  restarting.restart = true;
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  const Captured run = captured(restarting(4), [](const Place& place, int restarts) {
     if (place.generation != static_cast<uint64_t>(restarts)) return 3;
     for (uint64_t generation = place.generation; generation <= 2; ++generation) {
       if (meet_others(place, generation) != 0) return 4;
@@ -177,9 +176,7 @@ TEST_F(ForkRanks, ADeadRankIsStartedAnewAndMeetsTheOthersAgain) {
 }
 
 TEST_F(ForkRanks, RanksThatDieTogetherComeBackIntoOneGeneration) {
-  ForkOptions restarting = options(4);
-  restarting.restart = true;
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  const Captured run = captured(restarting(4), [](const Place& place, int restarts) {
     if (restarts == 0) {
       if (meet_others(place, place.generation) != 0) return 4;
       if (place.rank == 1 || place.rank == 2) return 5;
@@ -191,9 +188,7 @@ TEST_F(ForkRanks, RanksThatDieTogetherComeBackIntoOneGeneration) {
 }
 
 TEST_F(ForkRanks, ARankThatDiesBeforeItMeetsComesBackIntoTheSameGeneration) {
-  ForkOptions restarting = options(3);
-  restarting.restart = true;
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  const Captured run = captured(restarting(3), [](const Place& place, int restarts) {
     if (place.rank == 0 && restarts == 0) return 5;
     return place.generation == 0 ? meet_others(place, 0) : 6;
   });
@@ -201,10 +196,9 @@ TEST_F(ForkRanks, ARankThatDiesBeforeItMeetsComesBackIntoTheSameGeneration) {
 }
 
 TEST_F(ForkRanks, RestartsEnd) {
-  ForkOptions restarting = options(2);
-  restarting.restart = true;
-  restarting.max_restarts = 2;
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  ForkOptions twice = restarting(2);
+  twice.max_restarts = 2;
+  const Captured run = captured(twice, [](const Place& place, int restarts) {
     if (place.rank == 1) return 10 + restarts;
     wait_for_ever();
   });
@@ -215,11 +209,10 @@ TEST_F(ForkRanks, RestartsEnd) {
 
 // A run of months may lose more ranks than a bad hour may.
 TEST_F(ForkRanks, RestartsOfLongAgoDoNotCount) {
-  ForkOptions restarting = options(2);
-  restarting.restart = true;
-  restarting.max_restarts = 1;
-  restarting.restart_period = std::chrono::nanoseconds(1);
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  ForkOptions often = restarting(2);
+  often.max_restarts = 1;
+  often.restart_period = std::chrono::nanoseconds(1);
+  const Captured run = captured(often, [](const Place& place, int restarts) {
     if (meet_others(place, place.generation) != 0) return 1;
     for (uint64_t generation = place.generation; generation < 3; ++generation) {
       if (place.rank == 1) return 10 + restarts;
@@ -235,9 +228,7 @@ TEST_F(ForkRanks, RestartsOfLongAgoDoNotCount) {
 
 // A rank returns 0 when the work of all is done: nobody is there any more whom another could meet.
 TEST_F(ForkRanks, NoRankRestartsAfterTheWorkIsDone) {
-  ForkOptions restarting = options(3);
-  restarting.restart = true;
-  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+  const Captured run = captured(restarting(3), [](const Place& place, int restarts) {
     const auto all = meet_others_and_keep(place, place.generation);
     if (!all.ok() || restarts > 0) return 3;
     if (place.rank == 0) return 0;
@@ -261,16 +252,14 @@ TEST_F(ForkRanks, NoRankRestartsAfterTheWorkIsDone) {
 TEST_F(ForkRanks, WhatARankCannotPrintIsAFailure) {
   const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
   if (full < 0) GTEST_SKIP() << "there is no /dev/full here";
-  testing::internal::CaptureStderr();
-  const auto status = fork_ranks(options(2), [&](const Place& place, int) {
+  const Captured run = captured(options(2), [&](const Place& place, int) {
     if (place.rank == 1) dup2(full, STDOUT_FILENO);
     std::printf("of rank %d\n", place.rank);
     return 0;
   });
   close(full);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("rank 1: standard output could not be written"));
-  EXPECT_TRUE(status.ok() && *status == 1) << status.status();
+  EXPECT_THAT(run.err, HasSubstr("rank 1: standard output could not be written"));
+  EXPECT_EQ(run.status, 1);
 }
 
 TEST_F(ForkRanks, OutputThatWasNotFlushedAppearsOnce) {

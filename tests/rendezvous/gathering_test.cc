@@ -1,6 +1,6 @@
 // The gathering in virtual time: generations, patience, duplicates, and what each rank is told.
 #include "collectives/launch/gathering.h"
-#include "tests/test.h"
+#include "tests/fails_with.h"
 
 namespace baton::launch {
 
@@ -8,7 +8,6 @@ using collectives::kCollectivesVersion;
 using collectives::RankInfo;
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
@@ -38,11 +37,6 @@ class GatheringTest : public testing::Test {
     }
     return absl::NotFoundError("nothing");
   }
-  std::string message(uint64_t connection, absl::StatusCode code) {
-    const absl::Status status = told(connection);
-    EXPECT_EQ(code, status.code()) << status;
-    return std::string(status.message());
-  }
 
   Gathering gathering_{3};
   std::vector<Gathering::Answer> answers_;
@@ -64,15 +58,14 @@ TEST_F(GatheringTest, APastGenerationAdmitsNoRank) {
   for (uint32_t rank : {0, 1, 2}) join(rank, info(rank));
   answers_.clear();
   join(5, info(1));
-  EXPECT_THAT(message(5, absl::StatusCode::kFailedPrecondition),
-              AllOf(HasSubstr("generation 0 of this group is over"), HasSubstr("rank 1")));
+  EXPECT_THAT(told(5), fails_with(Code::kFailedPrecondition,
+                                  {"generation 0 of this group is over", "rank 1"}));
 }
 
 TEST_F(GatheringTest, AHigherGenerationSendsTheWaitingAway) {
   join(1, info(0));
   join(2, info(1, 4));
-  EXPECT_THAT(message(1, absl::StatusCode::kFailedPrecondition),
-              HasSubstr("has begun generation 4"));
+  EXPECT_THAT(told(1), fails_with(Code::kFailedPrecondition, {"has begun generation 4"}));
   EXPECT_TRUE(answers_.empty());  // the other one waits
   EXPECT_EQ(4, gathering_.next_generation());
   join(3, info(0, 4));
@@ -88,8 +81,9 @@ TEST_F(GatheringTest, PatienceEndsForAllAtOnceAndNamesTheMissing) {
   EXPECT_TRUE(answers_.empty());
   gathering_.expire(105s, answers_);
   for (uint64_t connection : {1, 2}) {
-    EXPECT_THAT(message(connection, absl::StatusCode::kDeadlineExceeded),
-                HasSubstr("rank 2 of 3 did not come to the rendezvous while rank 1 (pid 101"));
+    EXPECT_THAT(told(connection),
+                fails_with(Code::kDeadlineExceeded,
+                           {"rank 2 of 3 did not come to the rendezvous while rank 1 (pid 101"}));
   }
   EXPECT_EQ(kNever, gathering_.deadline());
 }
@@ -101,14 +95,14 @@ TEST_F(GatheringTest, ALateRankHearsWhyTheFirstAttemptFailed) {
   join(1, info(0));
   join(2, twin);
   for (uint64_t connection : {1, 2}) {
-    EXPECT_THAT(message(connection, absl::StatusCode::kInvalidArgument),
-                AllOf(HasSubstr("rank 0 came twice"), HasSubstr("100 on node"),
-                      HasSubstr("77 on elsewhere")));
+    EXPECT_THAT(told(connection),
+                fails_with(Code::kInvalidArgument,
+                           {"rank 0 came twice", "100 on node", "77 on elsewhere"}));
   }
   join(3, info(2), 1s, 0s);
   gathering_.expire(1s, answers_);
-  EXPECT_THAT(message(3, absl::StatusCode::kDeadlineExceeded),
-              AllOf(HasSubstr("ranks 0-1 of 3"), HasSubstr("rank 0 came twice")));
+  EXPECT_THAT(told(3),
+              fails_with(Code::kDeadlineExceeded, {"ranks 0-1 of 3", "rank 0 came twice"}));
 }
 
 TEST_F(GatheringTest, ADepartedRankIsForgotten) {
@@ -143,7 +137,7 @@ TEST_F(GatheringTest, DisagreementEndsTheAttemptForAll) {
     join(1, info(0));
     join(2, one.bad);
     for (uint64_t connection : {1, 2})
-      EXPECT_THAT(message(connection, one.code), HasSubstr(one.says));
+      EXPECT_THAT(told(connection), fails_with(one.code, {one.says}));
   }
 }
 
@@ -154,8 +148,7 @@ TEST_F(GatheringTest, WithoutANumberTheFirstToComeDecides) {
   any.join(1, {kNever, two}, 0s, answers_);
   any.join(2, {kNever, info(1)}, 0s, answers_);
   for (uint64_t connection : {1, 2}) {
-    EXPECT_THAT(message(connection, absl::StatusCode::kInvalidArgument),
-                HasSubstr("expects 3 ranks"));
+    EXPECT_THAT(told(connection), fails_with(Code::kInvalidArgument, {"expects 3 ranks"}));
   }
   for (uint32_t rank : {0, 1, 2}) any.join(rank, {kNever, info(rank)}, 0s, answers_);
   for (uint64_t connection : {0, 1, 2}) EXPECT_TRUE(told(connection).ok());

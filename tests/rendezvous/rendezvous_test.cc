@@ -7,6 +7,7 @@
 
 #include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
+#include "tests/fails_with.h"
 #include "tests/quiet_port.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -22,7 +23,6 @@ using launch::MessageType;
 
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using RankInfos = absl::StatusOr<std::vector<RankInfo>>;
 
@@ -269,19 +269,16 @@ TEST(Rendezvous, MissingRanksAreNamedAtEveryRankThatCame) {
 
 TEST(Rendezvous, AMissingServerIsReportedWithItsAddress) {
   const std::string address = absl::StrCat("127.0.0.1:", quiet_port());
-  const absl::Status why = meet(address, key(), info_of(0, 2), kHasty).status();
-  EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
-  EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr(address), HasSubstr("refused")));
+  EXPECT_THAT(meet(address, key(), info_of(0, 2), kHasty).status(),
+              fails_with(Code::kDeadlineExceeded, {address, "refused"}));
 }
 
 TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
   const auto listener = net::listen_on("", 0, {});  // accepts by itself, and never answers
   ASSERT_TRUE(listener.ok()) << listener.status();
   const base::UniqueFd silent(*listener);
-  const absl::Status why =
-      meet(net::advertised(silent.get()), key(), info_of(0, 2), kHasty).status();
-  EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
-  EXPECT_THAT(std::string(why.message()), HasSubstr("sends nothing"));
+  EXPECT_THAT(meet(net::advertised(silent.get()), key(), info_of(0, 2), kHasty).status(),
+              fails_with(Code::kDeadlineExceeded, {"sends nothing"}));
 }
 
 TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {
@@ -426,9 +423,8 @@ TEST(Rendezvous, AnAnswerThatWasChangedOnTheWayIsNotBelieved) {
     Relay relay(*server, byte);
     const absl::Status why = meet(relay.address(), key(), info_of(0, 1), kPatient).status();
     // The rank calls again, and is told that its group has met without it.
-    EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
-    EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr("generation 0 of this group is over"),
-                                                  HasSubstr("hostile or damaged bytes")));
+    EXPECT_THAT(why, fails_with(Code::kFailedPrecondition, {"generation 0 of this group is over",
+                                                            "hostile or damaged bytes"}));
     relay.end();
     EXPECT_EQ(2, relay.calls());
   }
@@ -437,9 +433,8 @@ TEST(Rendezvous, AnAnswerThatWasChangedOnTheWayIsNotBelieved) {
 TEST(Rendezvous, AnotherVersionOfItIsSaidSo) {
   HelloInfo old = launch::rendezvous_hello();
   old.extra = "rendezvous";
-  const absl::Status why = launch::no_rendezvous(old, "10.0.0.1:4000");
-  EXPECT_TRUE(absl::IsFailedPrecondition(why)) << why;
-  EXPECT_THAT(std::string(why.message()), HasSubstr("another version"));
+  EXPECT_THAT(launch::no_rendezvous(old, "10.0.0.1:4000"),
+              fails_with(Code::kFailedPrecondition, {"another version"}));
   old.extra = "tcp";
   EXPECT_TRUE(absl::IsInvalidArgument(launch::no_rendezvous(old, "10.0.0.1:4000")));
 }
