@@ -31,28 +31,6 @@ TEST(ChatTemplate, RendersMessages) {
             "<|im_start|>assistant\n");
 }
 
-TEST(ChatTemplate, KnowsTokensAndTrimsBlocksAsTransformersDoes) {
-  auto made = ChatTemplate::parse(
-      "{{ bos_token }}\n  {%- for m in messages %}\n[{{ m.role | upper }}]{{ m.content }}"
-      "{% if loop.last %}{{ eos_token }}{% endif %}\n  {% endfor %}",
-      {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
-  ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(*made->render(chat("Hi")), "<s>[SYSTEM]Be brief.[USER]Hi</s>");
-}
-
-TEST(ChatTemplate, SaysWhatTheTemplateSays) {
-  auto made = ChatTemplate::parse(
-      "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}"
-      "{% endif %}");
-  ASSERT_TRUE(made.ok()) << made.status();
-  const absl::Status status = made->render(chat("Hi")).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("no system role here"));
-  for (const char* wrong : {"{% for x in %}", "{{ 'a", "{% if true %}", "{% endfor %}"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(ChatTemplate::parse(wrong).status())) << wrong;
-  }
-}
-
 class ChatTemplateFiles : public ::testing::Test {
  protected:
   void write(const char* name, const std::string& text) {

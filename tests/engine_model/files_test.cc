@@ -135,6 +135,18 @@ TEST_F(Files, WhatCannotBeWrittenIsNamedAndNothingStays) {
   EXPECT_FALSE(write_file_atomically("/dev/full", "bytes").ok());
 }
 
+TEST_F(Files, FoldersAreMadeAndAreNoFiles) {
+  const std::string inner = folder_.path("a/b"), file = inner + "/f";
+  ASSERT_TRUE(make_directories(inner).ok());
+  write(file, "two");
+  EXPECT_TRUE(absl::IsResourceExhausted(read_file(file, 2).status()));
+  EXPECT_FALSE(read_file(inner).ok());
+  EXPECT_FALSE(make_directories(file + "/g").ok());
+  // The rename fails, and the temporary file goes.
+  EXPECT_FALSE(write_file_atomically(inner, "x").ok());
+  EXPECT_EQ(1, std::distance(fs::directory_iterator(folder_.path("a")), {}));
+}
+
 TEST(FolderLock, IsHeldByOneProcess) {
   const TemporaryFolder folder;
   {

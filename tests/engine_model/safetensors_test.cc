@@ -125,24 +125,5 @@ TEST(Safetensors, WriterRefusesWhatItWouldWriteWrong) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(FileWrites, AreAtomicAndLeaveNothingBehindOnFailure) {
-  const std::string folder = temporary("atomic");
-  ASSERT_TRUE(make_directories(folder + "/a/b").ok());
-  ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "one").ok());
-  ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "two").ok());
-  EXPECT_EQ(*read_file(folder + "/a/b/f"), "two");
-  EXPECT_TRUE(absl::IsResourceExhausted(read_file(folder + "/a/b/f", 2).status()));
-  EXPECT_FALSE(write_file_atomically(folder + "/missing/f", "x").ok());
-  // The target is a directory: the rename fails and the temporary file goes.
-  EXPECT_FALSE(write_file_atomically(folder + "/a/b", "x").ok());
-  size_t entries = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder + "/a")) {
-    ++entries;
-  }
-  EXPECT_EQ(entries, 1u);
-  EXPECT_FALSE(make_directories(folder + "/a/b/f/g").ok());
-  EXPECT_FALSE(read_file(folder).ok());
-}
-
 }  // namespace
 }  // namespace baton::engine

@@ -1,22 +1,11 @@
 // The process that renders templates: transformers' semantics, its limits, its deaths.
 #include "engine/tokenizer/template_process.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/resource.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/limits/memory_left.h"
 

@@ -27,6 +27,13 @@ std::vector<std::string> words(std::string_view text, PreTokenizer pattern) {
   return out;
 }
 
+// Without the ids behind the last token.
+TokenizerSpec trimmed_spec() {
+  TokenizerSpec spec = make_test_tokenizer().spec();
+  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  return spec;
+}
+
 TEST(PreTokenizer, CutsAsGpt2Does) {
   const auto cut = [](std::string_view text) { return words(text, PreTokenizer::kGpt2); };
   EXPECT_THAT(cut("Hello world's  end, 2024!"),
@@ -104,11 +111,10 @@ TEST(Tokenizer, SpecialTokensAreMatchedOnlyWhenAsked) {
 
 TEST(Tokenizer, RoundTripsThroughItsFile) {
   for (const auto pattern : {PreTokenizer::kGpt2, PreTokenizer::kLlama3, PreTokenizer::kQwen2}) {
-    TokenizerSpec spec = make_test_tokenizer().spec();
+    TokenizerSpec spec = trimmed_spec();
     spec.pre_tokenizer = pattern;
     spec.prepend_id = pattern == PreTokenizer::kLlama3 ? 256 : -1;
     spec.ignore_merges = pattern == PreTokenizer::kLlama3;
-    while (spec.tokens.back().empty()) spec.tokens.pop_back();
     const Tokenizer original = *Tokenizer::create(spec);
     auto read = Tokenizer::parse(original.to_json());
     ASSERT_TRUE(read.ok()) << read.status();
@@ -349,8 +355,7 @@ void expect_no_holes(const std::string& json) {
 }
 
 TEST(TokenizerFiles, ListTheirAddedTokensInTheVocabulary) {
-  TokenizerSpec spec = make_test_tokenizer().spec();
-  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  TokenizerSpec spec = trimmed_spec();
   expect_no_holes(Tokenizer::create(spec)->to_json());
   // Also those whose text no byte-level token could be.
   const auto id = static_cast<int32_t>(spec.tokens.size());
@@ -373,8 +378,7 @@ TEST(TokenizerFiles, TheShippedModelsHasNoHoles) {
 // What the library does with such a file: the end of a text takes the last word's id, and that word
 // has no text.
 TEST(TokenizerFiles, AForeignFileWithAHoleIsReadAsTheLibraryReadsIt) {
-  TokenizerSpec spec = make_test_tokenizer().spec();
-  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  TokenizerSpec spec = trimmed_spec();
   auto root = nlohmann::json::parse(Tokenizer::create(spec)->to_json());
   const auto words = static_cast<int32_t>(root["model"]["vocab"].size());
   root["model"]["vocab"].erase("<|endoftext|>");
@@ -397,8 +401,7 @@ TEST(TokenizerFiles, TokensThatAreNamedBesideTheFileAreAdded) {
     ASSERT_TRUE(write_file_atomically(folder.path(name), text).ok());
   };
   const auto load = [&] { return Tokenizer::load(folder.path("tokenizer.json")); };
-  TokenizerSpec spec = make_test_tokenizer().spec();
-  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  TokenizerSpec spec = trimmed_spec();
   const auto words = static_cast<int32_t>(spec.tokens.size());
   write("tokenizer.json", Tokenizer::create(spec)->to_json());
   write("special_tokens_map.json", R"({"bos_token": "<s>", "additional_special_tokens": ["<x>"]})");

@@ -126,16 +126,22 @@ TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
   EXPECT_EQ(whole["usage"]["completion_tokens"], 4);
 }
 
-TEST(StreamRelay, WorkerErrorsAreToldApart) {
+// Of one answer, which a worker has been asked for.
+std::unique_ptr<router::StreamRelay> begun_relay() {
   const json body = {{"prompt", "x"}, {"stream", true}};
   const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
-  const auto posted = std::make_shared<router::WorkerBody>(body, *request);
-  const auto error_after = [&](std::string_view bytes) {
-    router::StreamRelay relay(posted, request, 0, std::make_shared<json>(),
-                              [](std::string_view) { return true; });
-    relay.next_body("");
-    EXPECT_FALSE(relay.receive(bytes));
-    return relay.worker_error().code();
+  auto relay = std::make_unique<router::StreamRelay>(
+      std::make_shared<router::WorkerBody>(body, *request), request, 0, std::make_shared<json>(),
+      [](std::string_view) { return true; });
+  relay->next_body("");
+  return relay;
+}
+
+TEST(StreamRelay, WorkerErrorsAreToldApart) {
+  const auto error_after = [](std::string_view bytes) {
+    const auto relay = begun_relay();
+    EXPECT_FALSE(relay->receive(bytes));
+    return relay->worker_error().code();
   };
   EXPECT_EQ(
       error_after(
@@ -154,18 +160,13 @@ TEST(StreamRelay, WorkerErrorsAreToldApart) {
 }
 
 TEST(StreamRelay, HostileEventsAreHarmless) {
-  const json body = {{"prompt", "x"}, {"stream", true}};
-  const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));
-  const auto posted = std::make_shared<router::WorkerBody>(body, *request);
   for (const char* event :
        {"data: 5\n\n", "data: []\n\n", "data: {\"choices\":5}\n\n", "data: {\"choices\":[5]}\n\n",
         "data: {\"choices\":[{\"token_ids\":7,\"text\":8,\"finish_reason\":9}]}\n\n",
         "data: [DONE]\n\n", "data: {\"choices\":[{\"logprobs\":{\"a\":{\"b\":1}}}]}\n\n"}) {
-    router::StreamRelay relay(posted, request, 0, std::make_shared<json>(),
-                              [](std::string_view) { return true; });
-    relay.next_body("");
-    relay.receive(event);
-    EXPECT_FALSE(relay.done()) << event;
+    const auto relay = begun_relay();
+    relay->receive(event);
+    EXPECT_FALSE(relay->done()) << event;
   }
 }
 

@@ -27,18 +27,6 @@ TEST(Sampling, UniformDependsOnSeedAndPositionOnly) {
   EXPECT_NEAR(sum / 10000, 0.5, 0.02);
 }
 
-TEST(Sampling, DrawsFromTheDistribution) {
-  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f)};
-  std::map<int, int> counts;
-  Sampler sampler;
-  for (int i = 0; i < 20000; ++i) {
-    ++counts[sampler.choose(logits, {.temperature = 1, .seed = 5}, i).token];
-  }
-  EXPECT_NEAR(counts[0], 10000, 400);
-  EXPECT_NEAR(counts[1], 6000, 400);
-  EXPECT_NEAR(counts[2], 4000, 400);
-}
-
 TEST(Sampling, TopKAndTopPCutTheTail) {
   const std::vector<float> logits = {0, 3, 1, 2};
   Sampler sampler;

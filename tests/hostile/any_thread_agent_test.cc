@@ -3,6 +3,7 @@
 #include "tests/hostile/any_thread.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/test.h"
 #include "tests/usable_provider.h"
 
@@ -167,8 +168,7 @@ class AnyThreadOfAnAgent : public OverEveryProvider<std::string> {
 };
 
 TEST_P(AnyThreadOfAnAgent, MayDoAnythingWithIt) {
-  const char* given = std::getenv("BATON_SEED");
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
+  const uint64_t seed = number_of("BATON_SEED", 1);
   SCOPED_TRACE("BATON_SEED=" + std::to_string(seed));
   const auto steps = static_cast<size_t>(rounds_of(1000, 200));
   std::vector<std::thread> threads;

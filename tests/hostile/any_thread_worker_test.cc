@@ -4,6 +4,7 @@
 // sees the rest. BATON_SEED chooses another program.
 #include "tests/hostile/any_thread.h"
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"
@@ -20,11 +21,6 @@ using std::chrono::milliseconds;
 constexpr size_t kThreads = 2;
 constexpr size_t kPages = 512;  // each thread's, and each of them is written once
 constexpr size_t kPage = 5000;
-
-uint64_t seed_of_this_run() {
-  const char* given = std::getenv("BATON_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
-}
 
 uint8_t stamp(size_t thread, size_t page) {
   return static_cast<uint8_t>(1 + (page + thread) % 255);
@@ -253,7 +249,7 @@ class AnyThread : public OverEveryProvider<std::string> {
 };
 
 void AnyThread::run() {
-  const uint64_t seed = seed_of_this_run();
+  const uint64_t seed = number_of("BATON_SEED", 1);
   SCOPED_TRACE("BATON_SEED=" + std::to_string(seed));
   const auto steps = static_cast<size_t>(rounds_of(2000, 500));
   std::thread driver([&] { drive(); });

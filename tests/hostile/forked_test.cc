@@ -7,14 +7,16 @@
 #include "kvtransfer/agent.h"
 #include "kvtransfer/baton_connector.h"
 #include "tests/communicator/group.h"
+#include "tests/hostile/worker_side.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/usable_provider.h"
-#include "transport/progress_thread.h"
 
 namespace baton {
 namespace {
+
+using hostile::WorkerSide;
 
 const Time kLong = until_gives_up();
 
@@ -61,33 +63,16 @@ TEST_P(Forked, AgentsOfTheParentGoOn) {
   EXPECT_TRUE(to.bytes == from.bytes);
 }
 
-// A worker of one's own, with all that belongs to it.
-struct ForkedSide {
-  ForkedSide(const std::string& name, const std::string& provider) {
-    WorkerOptions options{.name = name, .providers = {provider}, .key = test_key()};
-    worker = *Worker::create(std::move(options));
-    pool = *MemoryPool::create(*worker, {.slab_bytes = 2 << 20});
-    block = *pool->allocate(1 << 20);
-    thread.emplace(*worker);
-  }
-  void end() {
-    thread.reset();
-    pool.reset();
-    worker.reset();
-  }
-  std::unique_ptr<Worker> worker;
-  std::unique_ptr<MemoryPool> pool;
-  Block block;
-  std::optional<ProgressThread> thread;
-};
+void drive_and_connect(WorkerSide& a, WorkerSide& b) {
+  a.drive();
+  b.drive();
+  a.peer = *a.worker->connect(b.worker->address());
+}
 
 TEST_P(Forked, WorkersThreadsAndPoolsOfTheParentGoOn) {
-  ForkedSide a("a", GetParam()), b("b", GetParam());
-  TransferRequest put{.local = a.block.region,
-                      .local_layout = Layout::contiguous(a.block.offset, a.block.size)};
-  put.peer = *a.worker->connect(b.worker->address());
-  put.remote = *b.worker->remote_region(b.block.region);
-  put.remote_layout = Layout::contiguous(b.block.offset, b.block.size);
+  WorkerSide a(GetParam()), b(GetParam());
+  drive_and_connect(a, b);
+  const TransferRequest put = a.write(b);
   ASSERT_EQ(a.worker->wait(*a.worker->submit(put), kLong), absl::OkStatus());
   end_in_a_child([&] {
     a.end();
@@ -96,8 +81,6 @@ TEST_P(Forked, WorkersThreadsAndPoolsOfTheParentGoOn) {
   std::fill_n(a.block.data, a.block.size, std::byte{7});
   EXPECT_EQ(a.worker->wait(*a.worker->submit(put), kLong), absl::OkStatus());
   EXPECT_EQ(b.block.data[b.block.size - 1], std::byte{7});
-  a.end();
-  b.end();
 }
 
 // A round of progress holds locks of OpenSSL, UCX and others, which a child would find taken.
@@ -110,12 +93,9 @@ TEST_P(Forked, AForkWaitsForARoundOfProgress) {
       },
       nullptr, nullptr);
   ASSERT_EQ(at_fork, 0);
-  ForkedSide a("a", GetParam()), b("b", GetParam());
-  TransferRequest put{.local = a.block.region,
-                      .local_layout = Layout::contiguous(a.block.offset, 4096)};
-  put.peer = *a.worker->connect(b.worker->address());
-  put.remote = *b.worker->remote_region(b.block.region);
-  put.remote_layout = Layout::contiguous(b.block.offset, 4096);
+  WorkerSide a(GetParam()), b(GetParam());
+  drive_and_connect(a, b);
+  TransferRequest put = a.write(b, 4096);
   put.on_end = [](void*, TransferId, const absl::Status&) {
     inside.release();
     forking.acquire();
@@ -135,15 +115,13 @@ TEST_P(Forked, AForkWaitsForARoundOfProgress) {
     watched = false;
     other.join();
   }
-  a.end();
-  b.end();
 }
 
 // Promise(agents): A forked child cannot use its parent's workers or agents, and touches nothing of
 //   theirs when it ends | objects know the process that made them; `agent_forked_test` calls agents
 TEST_P(Forked, CallsOfAParentsWorkerAreRefused) {
-  ForkedSide a("a", GetParam()), b("b", GetParam());
-  const PeerId peer = *a.worker->connect(b.worker->address());
+  WorkerSide a(GetParam()), b(GetParam());
+  drive_and_connect(a, b);
   end_in_a_child([&] {
     const auto refused = [](const absl::Status& status) {
       if (absl::IsInvalidArgument(status) &&
@@ -157,15 +135,13 @@ TEST_P(Forked, CallsOfAParentsWorkerAreRefused) {
     refused(worker.register_memory(a.block.data, a.block.size).status());
     refused(worker.deregister_memory(a.block.region));
     refused(worker.connect(b.worker->address()).status());
-    refused(worker.disconnect(peer));
-    refused(worker.submit({.peer = peer}).status());
-    refused(worker.notify(peer, "hello").status());
-    refused(worker.notify_detached(peer, "hello"));
+    refused(worker.disconnect(a.peer));
+    refused(worker.submit({.peer = a.peer}).status());
+    refused(worker.notify(a.peer, "hello").status());
+    refused(worker.notify_detached(a.peer, "hello"));
     refused(worker.wait_until([] { return true; }));
     if (worker.progress() || worker.help()) _exit(2);
   });
-  a.end();
-  b.end();
 }
 
 TEST_P(Forked, ConnectorsOfTheParentGoOn) {

@@ -1,70 +1,39 @@
 // disconnect() beside threads that submit, against a peer that does the same.
+#include "tests/hostile/worker_side.h"
 #include "tests/test.h"
-#include "transport/progress_thread.h"
-#include "transport/worker.h"
 
 namespace baton {
 namespace {
 
-constexpr size_t kBytes = 1 << 20;
+using hostile::kSideBytes;
+using hostile::WorkerSide;
+
 constexpr auto kStill = std::byte{0xdd};
-
-struct Side {
-  explicit Side(const std::string& provider) {
-    worker = *Worker::create({.name = "side",
-                              .providers = {provider},
-                              .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                              .settings = {{"peer.answer_ms", "3600000"}}});
-    pool = *MemoryPool::create(*worker);
-    block = *pool->allocate(kBytes);
-    remote = *worker->remote_region(block.region);
-  }
-  ~Side() {
-    thread.reset();
-    pool.reset();
-  }
-  void drive() { thread = std::make_unique<ProgressThread>(*worker); }
-  bool wait_for_peer() {
-    return worker
-        ->wait_until([&] {
-          if (auto event = worker->next_peer_event()) peer = event->peer;
-          return peer.generation != 0 && worker->peer_state(peer) == PeerState::kUp;
-        })
-        .ok();
-  }
-  TransferRequest write(const RemoteRegion& to, size_t at) const {
-    return {.op = Op::kWrite,
-            .peer = peer,
-            .local = block.region,
-            .local_layout = Layout::contiguous(block.offset, kBytes),
-            .remote = to,
-            .remote_layout = Layout::contiguous(at, kBytes),
-            .detached = true};
-  }
-
-  std::unique_ptr<Worker> worker;
-  std::unique_ptr<MemoryPool> pool;
-  Block block;
-  RemoteRegion remote;
-  PeerId peer;
-  std::unique_ptr<ProgressThread> thread;
-};
 
 class PartingOver : public testing::TestWithParam<std::string> {};
 
 TEST_P(PartingOver, SeveralThreadsOfBothSidesAtOnce) {
   for (int round = 0; round < 5; ++round) {
-    Side sides[2] = {Side(GetParam()), Side(GetParam())};
-    for (Side& side : sides) side.drive();
-    sides[0].peer = *sides[0].worker->connect(sides[1].worker->address());
-    ASSERT_TRUE(sides[1].wait_for_peer());
+    const SettingValues settings = {{"peer.answer_ms", "3600000"}};
+    WorkerSide a(GetParam(), settings), b(GetParam(), settings);
+    WorkerSide* const sides[] = {&a, &b};
+    for (WorkerSide* side : sides) side->drive();
+    a.peer = *a.worker->connect(b.worker->address());
+    ASSERT_TRUE(b.worker
+                    ->wait_until([&] {
+                      if (auto event = b.worker->next_peer_event()) b.peer = event->peer;
+                      return b.peer.generation != 0 &&
+                             b.worker->peer_state(b.peer) == PeerState::kUp;
+                    })
+                    .ok());
     std::atomic<bool> over{false};
     std::vector<std::thread> threads;
     for (size_t i = 0; i < 2; ++i) {
       threads.emplace_back([&, i] {  // goes on submitting, and is refused from some moment on
         while (!over) {
-          (void)sides[i].worker->submit(
-              sides[i].write(sides[1 - i].remote, sides[1 - i].block.offset));
+          TransferRequest write = sides[i]->write(*sides[1 - i]);
+          write.detached = true;
+          (void)sides[i]->worker->submit(write);
           std::this_thread::yield();
         }
       });
@@ -73,20 +42,20 @@ TEST_P(PartingOver, SeveralThreadsOfBothSidesAtOnce) {
     std::vector<std::thread> leaving;
     for (size_t i = 0; i < how.size(); ++i) {
       leaving.emplace_back([&, i] {
-        Side& side = sides[i % 2];
+        WorkerSide& side = *sides[i % 2];
         how[i] = side.worker->disconnect(side.peer);
         // This side's memory is its own.
-        if (i < 2) std::fill_n(side.block.data, kBytes, kStill);
+        if (i < 2) std::fill_n(side.block.data, kSideBytes, kStill);
       });
     }
     for (std::thread& each : leaving) each.join();
     for (const absl::Status& status : how) EXPECT_TRUE(status.ok()) << status;
     over = true;
     for (std::thread& each : threads) each.join();
-    for (Side& side : sides) {
-      EXPECT_EQ(side.worker->peer_state(side.peer), PeerState::kDown);
-      EXPECT_EQ(std::count(side.block.data, side.block.data + kBytes, kStill),
-                static_cast<ptrdiff_t>(kBytes));
+    for (const WorkerSide* side : sides) {
+      EXPECT_EQ(side->worker->peer_state(side->peer), PeerState::kDown);
+      EXPECT_EQ(std::count(side->block.data, side->block.data + kSideBytes, kStill),
+                static_cast<ptrdiff_t>(kSideBytes));
     }
   }
 }

@@ -1,17 +1,13 @@
 // What a sandbox refuses: a system call that a filter forbids, files that may not grow. Whatever
 // can be done without it is done, over whichever provider, and the rest says what allows it. Each
 // case has a process of its own, since there is no way back.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
 #include <iostream>
 
 #include "absl/strings/ascii.h"
 #include "collectives/rendezvous.h"
 #include "kvtransfer/store/lm_server.h"
 #include "kvtransfer/tiers/tier_store.h"
+#include "tests/forbidden_calls.h"
 #include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/pool.h"
@@ -22,25 +18,6 @@ namespace {
 
 constexpr size_t kSandboxBytes = 300'000;
 constexpr int kNotPermitted = 77;
-
-// From now on these calls of this process fail with `error`.
-bool forbid(std::initializer_list<int> calls, int error) {
-  std::vector<sock_filter> filter = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
-  for (const int call : calls) {
-    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
-    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
-  }
-  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
-bool limit_files(rlim_t bytes) {
-  const rlimit limit{bytes, bytes};
-  return setrlimit(RLIMIT_FSIZE, &limit) == 0;
-}
 
 absl::StatusOr<std::unique_ptr<Worker>> make(const char* name, std::vector<std::string> providers) {
   return Worker::create({.name = name,
@@ -95,11 +72,20 @@ absl::StatusOr<std::string> exchange(const std::vector<std::string>& providers) 
 
 struct Case {
   const char* what;
-  std::function<bool()> begin;  // in the process; false: it is not permitted
-  std::vector<std::string> providers;
+  std::vector<long> calls = {};   // that fail
+  int error = 0;                  // ... with this one
   std::vector<const char*> says;  // explain(), or where `fails` the error
   bool fails = false;
-  std::function<absl::Status()> instead = nullptr;  // of an exchange
+  absl::Status (*instead)() = nullptr;  // of an exchange
+  std::vector<std::string> providers = {"shm", "tcp"};
+  rlim_t file_bytes = RLIM_INFINITY;
+
+  // In the process; false: it is not permitted.
+  bool begin() const {
+    const rlimit limit{file_bytes, file_bytes};
+    if (file_bytes != RLIM_INFINITY && setrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
+    return calls.empty() || forbid(calls, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error));
+  }
 };
 
 absl::Status start_rendezvous() {
@@ -121,82 +107,51 @@ absl::Status open_tiers() {
 }
 
 const std::vector<Case>& cases() {
-  static const std::vector<std::string> both = {"shm", "tcp"};
+  static constexpr const char* kTcp = "tcp 127.0.0.1";
+  static const std::vector<long> cma = {SYS_process_vm_readv, SYS_process_vm_writev};
+  static const std::vector<long> memfd = {SYS_memfd_create};
+  static const std::vector<long> eventfd = {SYS_eventfd2}, epoll = {SYS_epoll_create1};
   static const std::vector<Case> all = {
-      {"nothing", [] { return true; }, both, {"by CMA"}},
+      {.what = "nothing", .says = {"by CMA"}},
       {"process_vm_*",
-       [] {
-         return forbid({SYS_process_vm_readv, SYS_process_vm_writev}, EPERM);
-       },
-       both,
-       {"tcp 127.0.0.1", "for memory that shm does not reach", "seccomp", "process_vm_readv"}},
-      {"process_vm_* hidden",
-       [] {
-         return forbid({SYS_process_vm_readv, SYS_process_vm_writev}, ENOSYS);
-       },
-       both,
-       {"tcp 127.0.0.1", "seccomp"}},
-      {"process_vm_writev",
-       [] { return forbid({SYS_process_vm_writev}, EPERM); },
-       both,
-       {"tcp 127.0.0.1", "seccomp", "process_vm_writev"}},
+       cma,
+       EPERM,
+       {kTcp, "for memory that shm does not reach", "seccomp", "process_vm_readv"}},
+      {"process_vm_* hidden", cma, ENOSYS, {kTcp, "seccomp"}},
+      {"process_vm_writev", {cma[1]}, EPERM, {kTcp, "seccomp", "process_vm_writev"}},
       {"process_vm_*, with shm alone",
-       [] {
-         return forbid({SYS_process_vm_readv, SYS_process_vm_writev}, EPERM);
-       },
-       {"shm"},
+       cma,
+       EPERM,
        {"shm cannot reach the remote region", "seccomp", "No other route does"},
-       true},
-      {"memfd_create",
-       [] { return forbid({SYS_memfd_create}, EPERM); },
-       both,
-       {"tcp 127.0.0.1", "memfd_create", "seccomp"}},
-      {"memfd_create hidden",
-       [] { return forbid({SYS_memfd_create}, ENOSYS); },
-       both,
-       {"tcp 127.0.0.1", "memfd_create", "seccomp"}},
-      {"files of 0 bytes", [] { return limit_files(0); }, both, {"tcp 127.0.0.1", "ulimit -f"}},
-      {"files of 1 MiB", [] { return limit_files(1 << 20); }, both, {"tcp 127.0.0.1", "ulimit -f"}},
-      {"eventfd", [] { return forbid({SYS_eventfd2}, EPERM); }, both, {"eventfd", "seccomp"}, true},
-      {"eventfd, a rendezvous",
-       [] { return forbid({SYS_eventfd2}, EPERM); },
-       {},
-       {"eventfd", "seccomp"},
        true,
-       start_rendezvous},
-      {"eventfd, KV tiers",
-       [] { return forbid({SYS_eventfd2}, ENFILE); },
-       {},
-       {"eventfd", "fs.file-max"},
-       true,
-       open_tiers},
+       nullptr,
+       {"shm"}},
+      {"memfd_create", memfd, EPERM, {kTcp, "memfd_create", "seccomp"}},
+      {"memfd_create hidden", memfd, ENOSYS, {kTcp, "memfd_create", "seccomp"}},
+      {.what = "files of 0 bytes", .says = {kTcp, "ulimit -f"}, .file_bytes = 0},
+      {.what = "files of 1 MiB", .says = {kTcp, "ulimit -f"}, .file_bytes = 1 << 20},
+      {"eventfd", eventfd, EPERM, {"eventfd", "seccomp"}, true},
+      {"eventfd, a rendezvous", eventfd, EPERM, {"eventfd", "seccomp"}, true, start_rendezvous},
+      {"eventfd, KV tiers", eventfd, ENFILE, {"eventfd", "fs.file-max"}, true, open_tiers},
       {"eventfd, an LMCache server",
-       [] { return forbid({SYS_eventfd2}, ENOMEM); },
-       {},
+       eventfd,
+       ENOMEM,
        {"eventfd", "ulimit -v"},
        true,
        start_lm_server},
       {"epoll, an LMCache server",
-       [] { return forbid({SYS_epoll_create1}, EMFILE); },
-       {},
+       epoll,
+       EMFILE,
        {"epoll_create1", "ulimit -n"},
        true,
        start_lm_server},
-      {"epoll",
-       [] { return forbid({SYS_epoll_create1}, EPERM); },
-       both,
-       {"epoll_create1", "seccomp"},
-       true},
+      {"epoll", epoll, EPERM, {"epoll_create1", "seccomp"}, true},
       {"epoll, the machine's table of files",
-       [] { return forbid({SYS_epoll_create1}, ENFILE); },
-       both,
+       epoll,
+       ENFILE,
        {"epoll_create1", "fs.file-max"},
        true},
-      {"epoll, its own files",
-       [] { return forbid({SYS_epoll_create1}, EMFILE); },
-       both,
-       {"epoll_create1", "ulimit -n"},
-       true},
+      {"epoll, its own files", epoll, EMFILE, {"epoll_create1", "ulimit -n"}, true},
   };
   return all;
 }
