@@ -16,12 +16,7 @@ class Bounds : public ScriptedPeers {
   // The peer has lost its last rail, and calls again with this one.
   ScriptedRail* again(HelloInfo who, ScriptedRail& lost, uint64_t link) {
     lose(lost);
-    return back(std::move(who), link);
-  }
-  ScriptedRail* back(HelloInfo who, uint64_t link) {
-    who.link = link;
-    ScriptedRail& rail = call_in(who);
-    return &rail;
+    return &call_in(std::move(who), link);
   }
   std::vector<PeerEvent> unread() {
     std::vector<PeerEvent> out;
@@ -45,7 +40,7 @@ TEST_F(Bounds, UnreadEventsOfAPeerCollapseIntoTheLast) {
   EXPECT_THAT(std::string(events.back().why.message()), HasSubstr("the last cut"));
   EXPECT_EQ(events.back().missed, 2 + 2 * kTimes - internal::kUnreadEvents);
   // Each is told again when somebody reads.
-  back(who, 1000);
+  call_in(who, 1000);
   const std::vector<PeerEvent> more = unread();
   ASSERT_EQ(more.size(), 1u);
   EXPECT_EQ(more.front().kind, PeerEvent::Kind::kResumed);
@@ -125,9 +120,7 @@ TEST_F(Bounds, APeerThatNeverSaysWhatCameOverItsLostRailsIsClosed) {
     notify(*rail, "a word");
     lose(*rail);
     if (worker_->peer_state(peer) == PeerState::kDown) break;
-    HelloInfo next = who;
-    next.link = ++link;
-    rail = &call_in(next);
+    rail = &call_in(who, ++link);
   }
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_GE(link, internal::kMostLostRails);

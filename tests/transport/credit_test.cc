@@ -31,13 +31,6 @@ class Credit : public ScriptedPeers {
       report(*rail_);
     }
   }
-  void give(uint64_t amount) {
-    provider_->sink->arrived(*rail_, {.transfer = {2, ++generation_},
-                                      .counter_index = CounterTable::kCredits,
-                                      .counter_generation = 1,
-                                      .increment = amount});
-    turn();
-  }
 
   ScriptedRail* rail_ = nullptr;
   PeerId peer_;
@@ -48,8 +41,8 @@ TEST_F(Credit, IsTakenByWhatIsSentAndOnlyThePeerGivesItBack) {
   const TransferId waits = send();
   EXPECT_THAT(rail_->held, SizeIs(0)) << "sent without credit";
   EXPECT_EQ(*worker_->state(waits), TransferState::kActive);
-  give(kCost / 2);  // with what was left of the window that may not do
-  give(kCost / 2);
+  give_credit(*rail_, kCost / 2);  // with what was left of the window that may not do
+  give_credit(*rail_, kCost / 2);
   ASSERT_THAT(rail_->held, SizeIs(1)) << "the peer has given enough";
   report(*rail_);
   EXPECT_EQ(*worker_->state(waits), TransferState::kDone);

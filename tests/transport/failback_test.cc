@@ -108,16 +108,8 @@ TEST_F(Failback, WhatTheWorseProviderGivesBackGoesOverTheBetterOne) {
   slow_->slice_bytes = fast_->slice_bytes = 1 << 20;
   ScriptedRail* slow = fall_back();
   std::vector<char> memory(8 << 20);
-  const Layout all = Layout::contiguous(0, memory.size());
-  const auto id = worker_->submit({.peer = peer_,
-                                   .local = *worker_->register_memory(memory.data(), memory.size()),
-                                   .local_layout = all,
-                                   .remote = {.owner = who_.uid,
-                                              .key = 1,
-                                              .size = memory.size(),
-                                              .generation = 1,
-                                              .access = Access::kRemoteReadWrite},
-                                   .remote_layout = all});
+  const MemoryRegion region = *worker_->register_memory(memory.data(), memory.size());
+  const auto id = worker_->submit(write_of(region, peer_, who_.uid));
   ASSERT_TRUE(id.ok()) << id.status();
   const auto write_one = [&] {
     const Slice slice = slow->held.front();

@@ -57,19 +57,6 @@ class CountingProvider : public StubProvider {
 
 class Help : public testing::Test {
  protected:
-  Help() {
-    WorkerOptions options;
-    options.name = "helped";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock_;
-    options.extra_providers.emplace_back([this](const ProviderContext&) {
-      auto made = std::make_unique<CountingProvider>(armed_);
-      provider_ = made.get();
-      return made;
-    });
-    worker_ = *Worker::create(std::move(options));
-  }
-
   // As whoever polls: again, before the clock has moved.
   void help_often() {
     for (int helped = provider_->rounds_of_test; provider_->rounds_of_test < helped + 2;) {
@@ -93,7 +80,8 @@ class Help : public testing::Test {
   CountingClock clock_;
   std::atomic<int> armed_{0};
   CountingProvider* provider_ = nullptr;
-  std::unique_ptr<Worker> worker_;
+  const std::unique_ptr<Worker> worker_ =
+      *worker_over(provider_, armed_, {.name = "helped", .clock = &clock_});
 };
 
 // Who waits for the lock has it after a round or two of a thread that always has something to do.

@@ -196,22 +196,18 @@ TEST(ClusterKey, AFolderOrAPipeIsNoKey) {
             absl::StatusCode::kPermissionDenied);
 }
 
-absl::StatusOr<std::unique_ptr<Worker>> named(size_t bytes, std::atomic<int>& armed) {
-  WorkerOptions options;
-  options.name = std::string(bytes, 'n');
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers.emplace_back(
-      [&armed](const ProviderContext&) { return std::make_unique<StubProvider>(armed); });
-  return Worker::create(std::move(options));
+absl::StatusOr<std::unique_ptr<Worker>> named(size_t bytes, const std::string& where = "here") {
+  static std::atomic<int> armed{0};
+  static StubProvider* provider = nullptr;
+  return worker_over(provider, armed, {.name = std::string(bytes, 'n')}, where);
 }
 
 TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
-  std::atomic<int> armed{0};
-  const auto longest = named(kMaxWorkerName, armed).value();
+  const auto longest = named(kMaxWorkerName).value();
   const auto address = Address::decode(longest->address()).value();
   EXPECT_EQ(address.name, std::string(kMaxWorkerName, 'n'));
 
-  const auto longer = named(kMaxWorkerName + 1, armed);
+  const auto longer = named(kMaxWorkerName + 1);
   ASSERT_EQ(longer.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(longer.status().message()), HasSubstr("at most 64"));
 }
@@ -237,13 +233,7 @@ TEST(LinkNumber, DiffersBetweenProcesses) {
 }
 
 TEST(WorkerAddress, AnAddressThatIsTooLongIsRefused) {
-  std::atomic<int> armed{0};
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers.emplace_back([&armed](const ProviderContext&) {
-    return std::make_unique<StubProvider>(armed, std::string(2000, 'x'));
-  });
-  const auto worker = Worker::create(std::move(options));
+  const auto worker = named(1, std::string(2000, 'x'));
   EXPECT_EQ(worker.status().code(), absl::StatusCode::kInternal) << worker.status();
 }
 

@@ -86,14 +86,7 @@ TEST(Log, RepeatedRefusalsWarnOnceASecond) {
   ManualClock clock;
   std::atomic<int> armed{0};
   RefusingProvider* provider = nullptr;
-  const auto worker = *Worker::create({.name = "door",
-                                       .key = *ClusterKey::from_bytes("a secret of the tests"),
-                                       .clock = &clock,
-                                       .extra_providers = {[&](const ProviderContext&) {
-                                         auto made = std::make_unique<RefusingProvider>(armed);
-                                         provider = made.get();
-                                         return made;
-                                       }}});
+  const auto worker = *worker_over(provider, armed, {.name = "door", .clock = &clock});
   const CapturedLog log(base::LogLevel::kWarning);
   const auto refuse = [&](const absl::Status& why) {
     provider->refusals = {why};

@@ -80,16 +80,14 @@ TEST_F(ScriptedPeers, ARailThatWasFencedBeforeItWasHeardOfIsNotTheEndOfTheCalls)
 // What had been sent over a rail that the other side has lost is asked about: a call by which it
 // was to come, and that is late, brings none of it any more.
 TEST_F(ScriptedPeers, ACallThatWasFencedBeforeItCameIsRefused) {
-  HelloInfo who = caller(9, 100);
+  const HelloInfo who = caller(9, 100);
   const auto [peer, rail] = up(who);
   say(*rail, {.kind = ControlMessage::Kind::kFence, .link = 222});
-  who.link = 222;
-  call_in(who);
+  call_in(who, 222);
   EXPECT_NE(provider_->closed, nullptr);
   EXPECT_TRUE(absl::IsUnavailable(provider_->closed_why)) << provider_->closed_why;
   provider_->closed = nullptr;
-  who.link = 333;
-  call_in(who);
+  call_in(who, 333);
   EXPECT_EQ(provider_->closed, nullptr);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
 }
@@ -122,10 +120,9 @@ TEST_F(ScriptedPeers, WhatCameOverARailThatIsAskedAboutBeforeItIsSeenCounts) {
 
 // What has no name but its number counts by how many came in the same epoch of its rail.
 TEST_F(ScriptedPeers, WhatIsOnlyNumberedIsKnownByTheCountOfItsEpoch) {
-  HelloInfo who = caller(9, 100);
+  const HelloInfo who = caller(9, 100);
   ScriptedRail* const rail = up(who).second;
-  who.link = 222;
-  ScriptedRail* const lost = &call_in(who);
+  ScriptedRail* const lost = &call_in(who, 222);
   lost->count = internal::Ordinal{.epoch = 3, .number = 5};
   lose(*lost);
   rail->report();
@@ -187,7 +184,7 @@ TEST_F(ScriptedPeers, APeerThatRefusesWhenItIsCalledAgainIsDownAndSaysWhy) {
 TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondCame) {
   const CounterId counter = *worker_->allocate_counter();
   const RemoteCounter remote = worker_->remote_counter(counter);
-  HelloInfo who = caller(9, 100);
+  const HelloInfo who = caller(9, 100);
   const auto [peer, first] = up(who);
   const auto half = [&](ScriptedRail& rail, uint32_t slice) {
     provider_->sink->arrived(rail, {.transfer = {3, 1},
@@ -201,8 +198,7 @@ TEST_F(ScriptedPeers, WhatCameOverTheFirstRailCountsThoughItWentBeforeTheSecondC
   half(*first, 0);
   first->lose("cut");
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kReconnecting);
-  who.link = 101;
-  ScriptedRail& second = call_in(who);
+  ScriptedRail& second = call_in(who, 101);
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kUp);
   EXPECT_EQ(worker_->counter_value(counter), 0U);
   half(second, 1);
@@ -244,12 +240,7 @@ class LostAnswers : public ScriptedPeers {
     report(*second_);
     EXPECT_EQ(*worker_->state(transfer_), TransferState::kActive);
   }
-  ScriptedRail* another(uint64_t link) {
-    HelloInfo who = who_;
-    who.link = link;
-    ScriptedRail& rail = call_in(who);
-    return &rail;
-  }
+  ScriptedRail* another(uint64_t link) { return &call_in(who_, link); }
   // The answer comes: nothing had landed. The transfer goes on.
   void answer_over(ScriptedRail& rail) {
     rail.report();
@@ -329,10 +320,9 @@ TEST_F(ScriptedPeers, RailsOfOneProviderAreInTheOrderOfTheirNumbersHoweverTheyCa
   for (const bool lowest_first : {true, false}) {
     SCOPED_TRACE(lowest_first);
     const uint64_t session = lowest_first ? 9 : 10;
-    HelloInfo who = caller(session, lowest_first ? 100 : 200);
+    const HelloInfo who = caller(session, lowest_first ? 100 : 200);
     const auto [peer, first] = up(who);
-    who.link = lowest_first ? 200 : 100;
-    ScriptedRail& second = call_in(who);
+    ScriptedRail& second = call_in(who, lowest_first ? 200 : 100);
     ASSERT_TRUE(worker_->notify_detached(peer, "a question").ok());
     turn();
     const ScriptedRail& lowest = lowest_first ? *first : second;

@@ -36,18 +36,8 @@ TEST_F(ScriptedPeers, ARailOfWhichNothingIsKnownHasFewSlices) {
   std::vector<char> memory(64 * kMebibyte);
   const HelloInfo who = caller(9, 100);
   const auto [peer, rail] = up(who);
-  const Layout all = Layout::contiguous(0, memory.size());
-  ASSERT_TRUE(worker_
-                  ->submit({.peer = peer,
-                            .local = *worker_->register_memory(memory.data(), memory.size()),
-                            .local_layout = all,
-                            .remote = {.owner = who.uid,
-                                       .key = 1,
-                                       .size = memory.size(),
-                                       .generation = 1,
-                                       .access = Access::kRemoteReadWrite},
-                            .remote_layout = all})
-                  .ok());
+  const MemoryRegion region = *worker_->register_memory(memory.data(), memory.size());
+  ASSERT_TRUE(worker_->submit(write_of(region, peer, who.uid)).ok());
   turn();
   EXPECT_THAT(rail->held, testing::SizeIs(2));
   ASSERT_TRUE(worker_->notify_detached(peer, "small").ok());
@@ -65,24 +55,13 @@ class TwoRails : public ScriptedPeers {
     provider_->slice_bytes = kMebibyte;
     who_ = caller(9, 100);
     std::tie(peer_, first_) = up(who_);
-    who_.link = 200;
-    second_ = &call_in(who_);
-    who_.link = 300;
-    remote_ = {.owner = who_.uid,
-               .key = 1,
-               .size = memory_.size(),
-               .generation = 1,
-               .access = Access::kRemoteReadWrite};
+    second_ = &call_in(who_, 200);
     region_ = *worker_->register_memory(memory_.data(), memory_.size());
   }
   TransferId write(size_t bytes) {
-    const auto id = worker_
-                        ->submit({.peer = peer_,
-                                  .local = region_,
-                                  .local_layout = Layout::contiguous(0, bytes),
-                                  .remote = remote_,
-                                  .remote_layout = Layout::contiguous(0, bytes)})
-                        .value();
+    TransferRequest request = write_of(region_, peer_, who_.uid);
+    request.local_layout = request.remote_layout = Layout::contiguous(0, bytes);
+    const TransferId id = worker_->submit(request).value();
     turn();
     return id;
   }
@@ -121,7 +100,6 @@ class TwoRails : public ScriptedPeers {
   PeerId peer_;
   ScriptedRail* first_ = nullptr;
   ScriptedRail* second_ = nullptr;
-  RemoteRegion remote_;
   MemoryRegion region_;
   int first_busy_ = 0, second_busy_ = 0, by_second_ = 0;
 };
@@ -189,7 +167,7 @@ TEST_F(TwoRails, WhatOneHasLostIsNotTriedOnOneThatIsNotKnown) {
   run(write(64 * kMebibyte), 2, 2);
   const TransferId id = write(8 * kMebibyte);
   ASSERT_FALSE(first_->held.empty());
-  ScriptedRail& third = call_in(who_);
+  ScriptedRail& third = call_in(who_, 300);
   report(*first_, absl::UnavailableError("it stalled"));
   EXPECT_EQ(third.held.size(), 0u);
   while (!second_->held.empty() || !first_->held.empty()) {

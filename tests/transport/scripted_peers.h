@@ -1,32 +1,14 @@
 // A worker whose peers come, go and say what a test says.
 #pragma once
 
-#include "tests/manual_clock.h"
-#include "tests/test.h"
-#include "tests/transport/scripted_provider.h"
+#include "tests/transport/scripted_worker.h"
 #include "transport/internal/messages/control_message.h"
 
 namespace baton {
 
-class ScriptedPeers : public testing::Test {
+class ScriptedPeers : public ScriptedWorker {
  protected:
-  ScriptedPeers() {
-    WorkerOptions options;
-    options.name = "scripted";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.clock = &clock_;
-    options.settings = {{"peer.redial_ms", "5000"}};
-    options.extra_providers.emplace_back([this](const ProviderContext&) {
-      auto made = std::make_unique<ScriptedProvider>();
-      provider_ = made.get();
-      return made;
-    });
-    worker_ = *Worker::create(std::move(options));
-    turn();
-  }
-  void turn() {
-    for (int i = 0; i < 4; ++i) worker_->progress();
-  }
+  ScriptedPeers() { make_worker({{"peer.redial_ms", "5000"}}, {{provider_, "scripted"}}); }
 
   // A peer that called, with an address of its own.
   HelloInfo caller(uint64_t session, uint64_t link) const {
@@ -43,19 +25,15 @@ class ScriptedPeers : public testing::Test {
     turn();
     return rail;
   }
+  ScriptedRail& call_in(HelloInfo who, uint64_t link) {
+    who.link = link;
+    return call_in(who);
+  }
   std::pair<PeerId, ScriptedRail*> up(const HelloInfo& who) {
     ScriptedRail* const rail = &call_in(who);
     const auto event = worker_->next_peer_event();
     EXPECT_TRUE(event && event->kind == PeerEvent::Kind::kUp);
     return {event->peer, rail};
-  }
-  void report(ScriptedRail& rail, const absl::Status& status = absl::OkStatus()) {
-    rail.report(status);
-    turn();
-  }
-  void lose(ScriptedRail& rail, const std::string& why = "cut") {
-    rail.lose(why);
-    turn();
   }
   // What the peer says about its rails.
   void say(Rail& rail, const internal::ControlMessage& message) {
@@ -70,13 +48,18 @@ class ScriptedPeers : public testing::Test {
                                     .increment = 0,
                                     .notify = words});
   }
+  void give_credit(Rail& rail, uint64_t amount) {
+    provider_->sink->arrived(rail, {.transfer = {2, ++generation_},
+                                    .counter_index = CounterTable::kCredits,
+                                    .counter_generation = 1,
+                                    .increment = amount});
+    turn();
+  }
   void notify(Rail& rail, const std::string& text) {
     provider_->sink->arrived(rail, {.transfer = {1, ++generation_}, .notify = text});
   }
 
-  ManualClock clock_;
   ScriptedProvider* provider_ = nullptr;
-  std::unique_ptr<Worker> worker_;
   uint32_t generation_ = 0;
 };
 

@@ -51,13 +51,6 @@ class Share : public ScriptedPeers {
       report(*other.rail);
     } while (!other.rail->held.empty());
   }
-  void give_credit(const Other& other) {
-    provider_->sink->arrived(*other.rail, {.transfer = {2, ++generation_},
-                                           .counter_index = CounterTable::kCredits,
-                                           .counter_generation = 1,
-                                           .increment = 4 << 20});
-    turn();
-  }
 
   uint64_t met_ = 0;
   std::string refused_;
@@ -85,7 +78,7 @@ TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
   EXPECT_EQ(*worker_->state(write), TransferState::kDone);
 
   // It reads: there is room again.
-  give_credit(deaf);
+  give_credit(*deaf.rail, 4 << 20);
   EXPECT_FALSE(deaf.rail->held.empty());
   drain(deaf);
   EXPECT_TRUE(worker_->notify_detached(deaf.peer, text).ok());

@@ -40,18 +40,23 @@ class StubProvider : public Provider {
   Capabilities capabilities_{.name = "stub", .available = true};
 };
 
-// A worker with nothing but this provider, and a peer of it that never comes up.
+// A worker with nothing but a provider of this kind.
+template <typename Kind>
+absl::StatusOr<std::unique_ptr<Worker>> worker_over(Kind*& provider, std::atomic<int>& armed,
+                                                    WorkerOptions options,
+                                                    const std::string& where = "nowhere") {
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.extra_providers.emplace_back([&provider, &armed, where](const ProviderContext&) {
+    auto made = std::make_unique<Kind>(armed, where);
+    provider = made.get();
+    return made;
+  });
+  return Worker::create(std::move(options));
+}
+
+// And a peer of it that never comes up.
 struct StubWorker {
-  StubWorker() {
-    WorkerOptions options;
-    options.name = "stubbed";
-    options.key = *ClusterKey::from_bytes("a secret of the tests");
-    options.extra_providers.emplace_back([this](const ProviderContext&) {
-      auto made = std::make_unique<StubProvider>(armed);
-      provider = made.get();
-      return made;
-    });
-    worker = *Worker::create(std::move(options));
+  StubWorker() : worker(*worker_over(provider, armed, {.name = "stubbed"})) {
     peer = *worker->connect(worker->address());
   }
   std::atomic<int> armed{0};

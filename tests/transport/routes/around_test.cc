@@ -27,18 +27,7 @@ class Around : public TwoProviders {
     fast_rail_ = answer(*fast_);
   }
   TransferId write(uint32_t region) {
-    const RemoteRegion remote{.owner = who_.uid,
-                              .key = 1,
-                              .size = memory_.size(),
-                              .index = region,
-                              .generation = 1,
-                              .access = Access::kRemoteReadWrite};
-    const Layout all = Layout::contiguous(0, memory_.size());
-    const TransferId id = *worker_->submit({.peer = peer_,
-                                            .local = local_,
-                                            .local_layout = all,
-                                            .remote = remote,
-                                            .remote_layout = all});
+    const TransferId id = *worker_->submit(write_of(local_, peer_, who_.uid, region));
     turn();
     return id;
   }

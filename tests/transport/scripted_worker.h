@@ -1,0 +1,64 @@
+// A worker whose connections a test makes, feeds and loses by hand.
+#pragma once
+
+#include "tests/manual_clock.h"
+#include "tests/test.h"
+#include "tests/transport/scripted_provider.h"
+
+namespace baton {
+
+class ScriptedWorker : public testing::Test {
+ protected:
+  struct Wanted {
+    ScriptedProvider*& made;
+    const char* name;
+    int rank = 0;
+  };
+  void make_worker(SettingValues settings, std::initializer_list<Wanted> providers) {
+    WorkerOptions options;
+    options.name = "scripted";
+    options.key = *ClusterKey::from_bytes("a secret of the tests");
+    options.clock = &clock_;
+    options.settings = std::move(settings);
+    for (const Wanted& each : providers) {
+      options.extra_providers.emplace_back([each](const ProviderContext&) {
+        auto provider = std::make_unique<ScriptedProvider>(each.name, each.rank);
+        each.made = provider.get();
+        return provider;
+      });
+    }
+    worker_ = *Worker::create(std::move(options));
+    turn();
+  }
+  void turn() {
+    for (int i = 0; i < 4; ++i) worker_->progress();
+  }
+  void report(ScriptedRail& rail, const absl::Status& status = absl::OkStatus()) {
+    rail.report(status);
+    turn();
+  }
+  void lose(ScriptedRail& rail, const std::string& why = "cut") {
+    rail.lose(why);
+    turn();
+  }
+  // A write of all of `local` to a region of the peer's that is as large.
+  static TransferRequest write_of(const MemoryRegion& local, PeerId peer, const WorkerUid& owner,
+                                  uint32_t index = 0) {
+    const Layout all = Layout::contiguous(0, local.size);
+    return {.peer = peer,
+            .local = local,
+            .local_layout = all,
+            .remote = {.owner = owner,
+                       .key = 1,
+                       .size = local.size,
+                       .index = index,
+                       .generation = 1,
+                       .access = Access::kRemoteReadWrite},
+            .remote_layout = all};
+  }
+
+  ManualClock clock_;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace baton
