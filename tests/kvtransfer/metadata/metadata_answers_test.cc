@@ -192,16 +192,16 @@ TEST_F(EtcdAnswers, AWatchSaysWhatChangedAndNothingElse) {
     return StrangeEtcd::Answer{200, absl::StrJoin(lines, "\n") + "\n"};
   };
   const std::string never = event("/agents/never");
+  const std::string odd_events = R"({"result":{"events":[7,{},{"kv":7},{"kv":{}},{"kv":{"key":7}},)"
+                                 R"({"kv":{"key":"no base64!"}}]}})";
   etcd.answer("watch",
               {watch({R"({"result":{"created":true}})", event("/agents/one"), "no JSON", never}),
                watch({R"({"result":{"created":"perhaps"}})", event("/agents/two"),
                       R"({"result":{"canceled":true}})", never}),
                watch({event("/agents/three"), "7", never}),
                watch({event("short"), R"({"error":"busy"})", never}),
-               watch({R"({"result":{"events":[7,{},{"kv":7},{"kv":{}},{"kv":{"key":7}},)"
-                      R"({"kv":{"key":"no base64!"}}]}})",
-                      R"({"result":{"events":7,"canceled":"perhaps"}})", event("/agents/four"),
-                      R"({"result":7})", never}),
+               watch({odd_events, R"({"result":{"events":7,"canceled":"perhaps"}})",
+                      event("/agents/four"), R"({"result":7})", never}),
                watch({event("/agents/last")}),
                {500, ""}});
   std::mutex mutex;
