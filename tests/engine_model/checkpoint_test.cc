@@ -274,7 +274,7 @@ TEST_F(CheckpointTest, TextAlsoEndsWhereTheGenerationConfigSays) {
 }
 
 TEST_F(CheckpointTest, WhatChangesTheArithmeticChangesTheFingerprint) {
-  const auto changed = [](ModelConfig config, auto&& change) {
+  const auto changed = [](const ModelConfig& config, auto&& change) {
     Checkpoint checkpoint = make_test_checkpoint(config, 3);
     const std::string before = fingerprint(checkpoint);
     change(checkpoint.config);
