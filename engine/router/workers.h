@@ -71,7 +71,7 @@ struct PromptKey {
   std::vector<size_t> chain;  // hashes of its first pieces, each with all before it
   size_t tokens = 0;          // of a prompt that came as tokens; 0: it is a text
 };
-// Of the first 64 pieces of 256 bytes. From any thread.
+// Hashes the first 64 pieces of 256 bytes. Thread-safe.
 PromptKey prompt_key(std::string_view bytes, size_t tokens = 0);
 
 struct KnownWorker {

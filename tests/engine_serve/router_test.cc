@@ -126,7 +126,7 @@ TEST(StreamRelay, TokenIdsAreShownOnRequestOnly) {
   EXPECT_EQ(whole["usage"]["completion_tokens"], 4);
 }
 
-// Of one answer, which a worker has been asked for.
+// The relay of one answer that a worker has begun.
 std::unique_ptr<router::StreamRelay> begun_relay() {
   const json body = {{"prompt", "x"}, {"stream", true}};
   const auto request = std::make_shared<http::ApiRequest>(*http::read_api_request(body, false));

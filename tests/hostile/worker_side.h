@@ -25,7 +25,7 @@ struct WorkerSide {
     worker.reset();
   }
   void drive() { thread.emplace(*worker); }
-  // Of the first bytes of its block, over the other's.
+  // Writes the first bytes of its block over those of the other side.
   TransferRequest write(const WorkerSide& other, size_t bytes = kSideBytes) const {
     return {.op = Op::kWrite,
             .peer = peer,

@@ -77,7 +77,7 @@ TEST(AgentBounds, UnreadMessagesWaitAtTheSender) {
     sent += taken;
     bool moved = taken || a->progress();
     moved |= b->progress();
-    b->has_remote("nobody");
+    b->has_remote("absent");
     quiet = moved ? 0 : quiet + 1;
   }
   EXPECT_LT(sent * message.size(), size_t{100} << 20);
@@ -206,7 +206,7 @@ TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
   first.send(first.metadata("twin"));
   first.until(*served, [&] { return served->has_remote("twin"); });
   const auto until_heard = [&](const Liar& liar) {
-    liar.until(*served, [&] { return served->has_remote("nobody"), liar.all_heard(); });
+    liar.until(*served, [&] { return served->has_remote("absent"), liar.all_heard(); });
   };
   second.say(AgentFrameKind::kInvalidate, "");
   until_heard(second);
@@ -286,7 +286,7 @@ TEST(AgentBounds, ADepartedPeerIsForgotten) {
   EXPECT_EQ(a->stats().senders, 1u);
   b = nullptr;
   run_agents(*a, *a, [&] {
-    a->has_remote("nobody");
+    a->has_remote("absent");
     return a->stats().senders == 0;
   });
 }
@@ -309,10 +309,10 @@ TEST(AgentBounds, OneRequestGetsOneAnswer) {
   Liar asker("asker", *served);
   asker.say(AgentFrameKind::kFetch, "server");
   asker.until(*served, [&] {
-    return served->has_remote("nobody"), served->stats().worker.transfers_ended == 1;
+    return served->has_remote("absent"), served->stats().worker.transfers_ended == 1;
   });
   for (int i = 0; i < 10; ++i) {
-    served->has_remote("nobody");
+    served->has_remote("absent");
     served->progress();
     asker.worker->progress();
   }
@@ -346,7 +346,7 @@ TEST(AgentBounds, APeerThatLeftUnnoticedIsForgotten) {
   };
   constexpr size_t kAtATime = 60, kRemembered = 1024;
   std::vector<PeerId> peers = come(kAtATime);
-  a->has_remote("nobody");
+  a->has_remote("absent");
   EXPECT_EQ(a->stats().senders, kAtATime);
   go(peers);
   // Their rows are others' then.
@@ -355,7 +355,7 @@ TEST(AgentBounds, APeerThatLeftUnnoticedIsForgotten) {
     if (testing::Test::HasFailure()) return;
   }
   peers = come(kAtATime);
-  a->has_remote("nobody");
+  a->has_remote("absent");
   EXPECT_EQ(a->stats().senders, kAtATime);
 }
 

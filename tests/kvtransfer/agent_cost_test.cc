@@ -150,7 +150,7 @@ TEST(AgentCost, RegisteringManyRangesReadsTheMappingsOnce) {
 // By hand: agent_cost_test --gtest_also_run_disabled_tests
 TEST(AgentCost, DISABLED_Times) {
   Scattered s(32'768, 1024);
-  // Of this thread alone: others may have the machine too.
+  // CPU time of this thread alone: other programs may use the machine too.
   const auto now = [] {
     timespec time{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -15,7 +15,7 @@ void use(Agent& agent) {
   const auto list = agent.prepare_local({range});
   ASSERT_TRUE(list.ok());
   EXPECT_TRUE(agent.metadata().ok());
-  EXPECT_FALSE(agent.has_remote("nobody"));
+  EXPECT_FALSE(agent.has_remote("absent"));
   EXPECT_TRUE(agent.messages().empty());
   EXPECT_EQ(agent.stats().lists, 1U);
   EXPECT_TRUE(agent.send_metadata("127.0.0.1:1").ok());

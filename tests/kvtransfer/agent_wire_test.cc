@@ -326,7 +326,7 @@ TEST(ListsThatOverflow, AreRefusedByNumber) {
   const auto row = [&](const std::vector<StridedDescriptor>& rows) {
     return make_agent_list(ranges, absl::MakeConstSpan(rows), "me").status();
   };
-  // Of two descriptors, 2^64 - 6 bytes apart: their span is 4 bytes to who does not look.
+  // Two descriptors 2^64 - 6 bytes apart: a span that overflows is 4 bytes.
   EXPECT_TRUE(absl::IsNotFound(row({{kAt + 64, 10, 0, UINT64_MAX - 5, 2}})));
   EXPECT_TRUE(absl::IsNotFound(row({{kAt + 64, 8, 0, (uint64_t{1} << 63) + 8, 3}})));
   EXPECT_TRUE(absl::IsNotFound(row({{kAt + 64, UINT64_MAX, 0, 0, 1}})));

@@ -22,7 +22,7 @@ class ShmRail : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Paths, ShmRail, testing::Values(true, false),
                          [](const auto& path) { return path.param ? "mapped" : "cma"; });
 
-// Of a slice that is copied in many chunks, those after the fence are not.
+// A slice is copied in many chunks; those after the fence are not copied.
 TEST_P(ShmRail, AFenceInTheMiddleOfASliceEndsIt) {
   constexpr size_t kLarge = 64 << 20;
   TestMemory source(kLarge, GetParam()), target(kLarge, GetParam());

@@ -210,7 +210,7 @@ TEST_F(AgentBadInput, UnknownPeer) {
   EXPECT_THAT(a_->explain("nobody"), HasSubstr("load its metadata"));
   EXPECT_EQ(a_->explain("beta"), "beta: not called yet");
   EXPECT_TRUE(absl::IsNotFound(a_->notify("nobody", "x")));
-  EXPECT_FALSE(a_->has_remote("nobody"));
+  EXPECT_FALSE(a_->has_remote("absent"));
   EXPECT_TRUE(absl::IsNotFound(a_->prepare_remote("nobody", {{theirs_.whole()}}).status()));
   for (const char* where : {"", "nowhere", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", ":1"}) {
     EXPECT_FALSE(a_->fetch_metadata("beta", where).ok()) << where;
