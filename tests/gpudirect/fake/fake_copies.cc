@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 
 namespace baton::gpudirect {
 
@@ -23,7 +23,6 @@ void FakeDriver::execute(std::vector<Copy> copies) {
 }
 
 struct FakeCopyCalls {
-  using Needs = FakeCall::Needs;
   using Copy = FakeDriver::Copy;
 
   static bool reachable(const FakeCall& call, DevicePointer at, size_t bytes) {
@@ -77,9 +76,7 @@ struct FakeCopyCalls {
     return kSuccess;
   }
 
-  static Result plane(const PlaneCopy* plane, Stream stream) {
-    const FakeCall call("cuMemcpy2DAsync", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result plane(const FakeCall& call, const PlaneCopy* plane, Stream stream) {
     for (const PlaneSide* side : {&plane->from, &plane->to}) {
       if (side->memory_type != kMemoryTypeUnified || side->x != 0 || side->y != 0 ||
           side->pitch < plane->width) {
@@ -95,11 +92,9 @@ struct FakeCopyCalls {
     return put(call, stream, std::move(copies));
   }
 
-  static Result batch(DevicePointer* to, DevicePointer* from, size_t* bytes, size_t count,
-                      BatchAttributes* attributes, size_t* first_of_attributes,
+  static Result batch(const FakeCall& call, DevicePointer* to, DevicePointer* from, size_t* bytes,
+                      size_t count, BatchAttributes* attributes, size_t* first_of_attributes,
                       size_t attribute_count, Stream stream) {
-    const FakeCall call("cuMemcpyBatchAsync", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
     if (count == 0 || count > kMostDescriptors) {
       call.violate(Rule::kCopy, absl::StrFormat("%u descriptors", count));
     }
@@ -135,8 +130,8 @@ struct FakeCopyCalls {
 };
 
 void add_fake_copy_calls(FakeEntries& out) {
-  out["cuMemcpy2DAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::plane), 3020};
-  out["cuMemcpyBatchAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::batch), 13000};
+  add_call<FakeCopyCalls::plane, "cuMemcpy2DAsync", kContext>(out, 3020);
+  add_call<FakeCopyCalls::batch, "cuMemcpyBatchAsync", kContext>(out, 13000);
 }
 
 }  // namespace baton::gpudirect

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/gpudirect/fake/entries.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -350,17 +351,13 @@ std::deque<FakeDriver::Operation>* FakeCall::queue(Stream stream) const {
 }
 
 struct FakeCalls {
-  using Needs = FakeCall::Needs;
-
   static bool wrong(const FakeCall& call, int device) {
     if (device >= 0 && device < call.fake.options_.devices) return false;
     call.violate(Rule::kContext, absl::StrCat("there is no device ", device));
     return true;
   }
 
-  static Result init(unsigned flags) {
-    const FakeCall call("cuInit", Needs::kNothing);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result init(const FakeCall& call, unsigned flags) {
     if (flags != 0) call.violate(Rule::kContext, "flags must be 0");
     call.fake.initialised_ = call.fake.options_.init == kSuccess;
     return call.fake.options_.init;
@@ -380,77 +377,59 @@ struct FakeCalls {
     *text = result == kOutOfMemory ? "out of memory" : "an error of the fake";
     return kSuccess;
   }
-  static Result count(int* count) {
-    const FakeCall call("cuDeviceGetCount", Needs::kDriver);
-    if (call.refused() == kSuccess) *count = call.fake.options_.devices;
-    return call.refused();
+  static Result count(const FakeCall& call, int* count) {
+    *count = call.fake.options_.devices;
+    return kSuccess;
   }
-  static Result get(int* device, int ordinal) {
-    const FakeCall call("cuDeviceGet", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result get(const FakeCall& call, int* device, int ordinal) {
     if (wrong(call, ordinal)) return kInvalidDevice;
     *device = ordinal;
     return kSuccess;
   }
-  static Result name(char* name, int size, int device) {
-    const FakeCall call("cuDeviceGetName", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result name(const FakeCall& call, char* name, int size, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     absl::SNPrintF(name, static_cast<size_t>(size), "Fake GPU");
     return kSuccess;
   }
   // One fake stands for the devices of all processes.
-  static Result uuid(DeviceUuid* uuid, int device) {
-    const FakeCall call("cuDeviceGetUuid", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result uuid(const FakeCall& call, DeviceUuid* uuid, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     uuid->bytes.fill(static_cast<uint8_t>(device + 1));
     return kSuccess;
   }
-  static Result pci(char* id, int size, int device) {
-    const FakeCall call("cuDeviceGetPCIBusId", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result pci(const FakeCall& call, char* id, int size, int device) {
+    if (wrong(call, device)) return kInvalidDevice;
     absl::SNPrintF(id, static_cast<size_t>(size), "0000:1B:%02X.0", device);
     return kSuccess;
   }
-  static Result attribute(int* value, DeviceAttribute attribute, int device) {
-    const FakeCall call("cuDeviceGetAttribute", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result attribute(const FakeCall& call, int* value, DeviceAttribute attribute, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     const auto found = call.fake.options_.attributes.find(attribute);
     if (found == call.fake.options_.attributes.end()) return kInvalidValue;
     *value = found->second;
     return kSuccess;
   }
-  static Result total(size_t* bytes, int device) {
-    const FakeCall call("cuDeviceTotalMem", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result total(const FakeCall& call, size_t* bytes, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     *bytes = call.fake.options_.memory_bytes;
     return kSuccess;
   }
-  static Result retain(Context* context, int device) {
-    const FakeCall call("cuDevicePrimaryCtxRetain", Needs::kDriver, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result retain(const FakeCall& call, Context* context, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     ++call.fake.retained_[static_cast<size_t>(device)];
     *context = reinterpret_cast<Context>(static_cast<uintptr_t>(device) + 1);
     return kSuccess;
   }
-  static Result release(int device) {
-    const FakeCall call("cuDevicePrimaryCtxRelease", Needs::kDriver, true);
-    if (!call.takes_away()) return call.refused();
+  static Result release(const FakeCall& call, int device) {
     if (wrong(call, device)) return kInvalidDevice;
     const auto index = static_cast<size_t>(device);
     if (--call.fake.retained_[index] < 0) call.violate(Rule::kContext, "released too often");
     if (call.fake.retained_[index] == 0 && call.fake.current_[index] > 0) {
       call.violate(Rule::kContext, "it is still current on a thread");
     }
-    return call.told();
+    return kSuccess;
   }
-  static Result push(Context context) {
-    const FakeCall call("cuCtxPushCurrent", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result push(const FakeCall& call, Context context) {
     if (call.fake.contexts_.contains(context)) {
       current_contexts.push_back(context);
       return kSuccess;
@@ -464,8 +443,7 @@ struct FakeCalls {
     ++call.fake.current_[device];
     return kSuccess;
   }
-  static Result pop(Context* context) {
-    const FakeCall call("cuCtxPopCurrent", Needs::kNothing);
+  static Result pop(const FakeCall& call, Context* context) {
     if (current_contexts.empty()) {
       call.violate(Rule::kContext, "no context is current on this thread");
       return kInvalidContext;
@@ -478,8 +456,7 @@ struct FakeCalls {
     return call.told();
   }
   // Also when all else fails: it is the thread's own.
-  static Result exchange_mode(int* mode) {
-    const FakeCall call("cuThreadExchangeStreamCaptureMode", Needs::kDriver);
+  static Result exchange_mode(const FakeCall& call, int* mode) {
     if (call.refused() != kSuccess && !call.fake.lost_) return call.refused();
     if (*mode < kCaptureGlobal || *mode > kCaptureRelaxed) {
       call.violate(Rule::kCapture, "no such mode");
@@ -528,22 +505,23 @@ void add_fake_calls(FakeEntries& out) {
   const auto add = [&](const char* name, auto* function, int version) {
     out[name] = {reinterpret_cast<void*>(function), version};
   };
-  add("cuInit", FakeCalls::init, 2000);
+  add_call<FakeCalls::init, "cuInit", kNothing>(out, 2000);
   add("cuDriverGetVersion", FakeCalls::get_version, 2020);
   add("cuGetErrorName", FakeCalls::error_name, 6000);
   add("cuGetErrorString", FakeCalls::error_string, 6000);
-  add("cuDeviceGetCount", FakeCalls::count, 2000);
-  add("cuDeviceGet", FakeCalls::get, 2000);
-  add("cuDeviceGetName", FakeCalls::name, 2000);
-  add("cuDeviceGetUuid", FakeCalls::uuid, 11040);
-  add("cuDeviceGetPCIBusId", FakeCalls::pci, 4010);
-  add("cuDeviceGetAttribute", FakeCalls::attribute, 2000);
-  add("cuDeviceTotalMem", FakeCalls::total, 3020);
-  add("cuDevicePrimaryCtxRetain", FakeCalls::retain, 7000);
-  add("cuDevicePrimaryCtxRelease", FakeCalls::release, 11000);
-  add("cuCtxPushCurrent", FakeCalls::push, 4000);
-  add("cuCtxPopCurrent", FakeCalls::pop, 4000);
-  add("cuThreadExchangeStreamCaptureMode", FakeCalls::exchange_mode, 10010);
+  add_call<FakeCalls::count, "cuDeviceGetCount", kDriver>(out, 2000);
+  add_call<FakeCalls::get, "cuDeviceGet", kDriver>(out, 2000);
+  add_call<FakeCalls::name, "cuDeviceGetName", kDriver>(out, 2000);
+  add_call<FakeCalls::uuid, "cuDeviceGetUuid", kDriver>(out, 11040);
+  add_call<FakeCalls::pci, "cuDeviceGetPCIBusId", kDriver>(out, 4010);
+  add_call<FakeCalls::attribute, "cuDeviceGetAttribute", kDriver>(out, 2000);
+  add_call<FakeCalls::total, "cuDeviceTotalMem", kDriver>(out, 3020);
+  add_call<FakeCalls::retain, "cuDevicePrimaryCtxRetain", kDriver | kBlocks>(out, 7000);
+  add_call<FakeCalls::release, "cuDevicePrimaryCtxRelease", kDriver | kBlocks | kTakes>(out, 11000);
+  add_call<FakeCalls::push, "cuCtxPushCurrent", kDriver>(out, 4000);
+  add_call<FakeCalls::pop, "cuCtxPopCurrent", kNothing | kSaysItself>(out, 4000);
+  add_call<FakeCalls::exchange_mode, "cuThreadExchangeStreamCaptureMode", kDriver | kSaysItself>(
+      out, 10010);
 }
 
 }  // namespace baton::gpudirect

@@ -1,15 +1,11 @@
 // The fake's graphs: what is put on a stream while it is recorded runs at no call but a launch of
 // the graph, each time anew, when its stream comes to it.
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 
 namespace baton::gpudirect {
 
 struct FakeGraphCalls {
-  using Needs = FakeCall::Needs;
-
-  static Result begin(Stream stream, int mode) {
-    const FakeCall call("cuStreamBeginCapture", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result begin(const FakeCall& call, Stream stream, int mode) {
     if (call.queue(stream) == nullptr) return kInvalidHandle;
     if (mode != kCaptureThreadLocal) {
       call.violate(Rule::kCapture, "other threads' calls would fail meanwhile");
@@ -22,9 +18,7 @@ struct FakeGraphCalls {
     return kSuccess;
   }
 
-  static Result is_capturing(Stream stream, int* status) {
-    const FakeCall call("cuStreamIsCapturing", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result is_capturing(const FakeCall& call, Stream stream, int* status) {
     if (!FakeDriver::is_default(stream) && !call.fake.streams_.contains(stream)) {
       call.violate(Rule::kStale, "no such stream");
       return kInvalidHandle;
@@ -36,8 +30,7 @@ struct FakeGraphCalls {
   }
 
   // Ends the recording whatever it answers.
-  static Result end(Stream stream, Graph* graph) {
-    const FakeCall call("cuStreamEndCapture", Needs::kContext);
+  static Result end(const FakeCall& call, Stream stream, Graph* graph) {
     *graph = nullptr;
     const auto found = call.fake.captures_.find(stream);
     if (found == call.fake.captures_.end()) {
@@ -58,9 +51,8 @@ struct FakeGraphCalls {
     return kSuccess;
   }
 
-  static Result instantiate(GraphExecutable* executable, Graph graph, unsigned long long flags) {
-    const FakeCall call("cuGraphInstantiateWithFlags", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result instantiate(const FakeCall& call, GraphExecutable* executable, Graph graph,
+                            unsigned long long flags) {
     const auto found = call.fake.graphs_.find(graph);
     if (found == call.fake.graphs_.end() || flags != 0) {
       call.violate(Rule::kCapture, "no such graph, or unknown flags");
@@ -72,9 +64,7 @@ struct FakeGraphCalls {
     return kSuccess;
   }
 
-  static Result launch(GraphExecutable executable, Stream stream) {
-    const FakeCall call("cuGraphLaunch", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result launch(const FakeCall& call, GraphExecutable executable, Stream stream) {
     auto* const queue = call.queue(stream);
     const auto found = call.fake.executables_.find(executable);
     if (found == call.fake.executables_.end()) {
@@ -91,9 +81,7 @@ struct FakeGraphCalls {
     return kSuccess;
   }
 
-  static Result destroy_executable(GraphExecutable executable) {
-    const FakeCall call("cuGraphExecDestroy", Needs::kContext);
-    if (!call.takes_away()) return call.refused();
+  static Result destroy_executable(const FakeCall& call, GraphExecutable executable) {
     if (call.fake.executables_.erase(executable) == 0) {
       call.violate(Rule::kCapture, "no such executable graph");
       return kInvalidHandle;
@@ -102,31 +90,27 @@ struct FakeGraphCalls {
       for (const FakeDriver::Operation& operation : queue) {
         if (operation.graph != executable) continue;
         call.violate(Rule::kCapture, "a launch of it is still queued");
-        return call.told();
+        return kSuccess;
       }
     }
-    return call.told();
+    return kSuccess;
   }
-  static Result destroy(Graph graph) {
-    const FakeCall call("cuGraphDestroy", Needs::kContext);
-    if (!call.takes_away()) return call.refused();
-    if (call.fake.graphs_.erase(graph) != 0) return call.told();
+  static Result destroy(const FakeCall& call, Graph graph) {
+    if (call.fake.graphs_.erase(graph) != 0) return kSuccess;
     call.violate(Rule::kCapture, "no such graph");
     return kInvalidHandle;
   }
 };
 
 void add_fake_graph_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuStreamBeginCapture", FakeGraphCalls::begin, 10010);
-  add("cuStreamEndCapture", FakeGraphCalls::end, 10000);
-  add("cuStreamIsCapturing", FakeGraphCalls::is_capturing, 10000);
-  add("cuGraphInstantiateWithFlags", FakeGraphCalls::instantiate, 11040);
-  add("cuGraphLaunch", FakeGraphCalls::launch, 10000);
-  add("cuGraphExecDestroy", FakeGraphCalls::destroy_executable, 10000);
-  add("cuGraphDestroy", FakeGraphCalls::destroy, 10000);
+  add_call<FakeGraphCalls::begin, "cuStreamBeginCapture", kContext>(out, 10010);
+  add_call<FakeGraphCalls::end, "cuStreamEndCapture", kContext | kSaysItself>(out, 10000);
+  add_call<FakeGraphCalls::is_capturing, "cuStreamIsCapturing", kContext>(out, 10000);
+  add_call<FakeGraphCalls::instantiate, "cuGraphInstantiateWithFlags", kContext | kBlocks>(out,
+                                                                                           11040);
+  add_call<FakeGraphCalls::launch, "cuGraphLaunch", kContext>(out, 10000);
+  add_call<FakeGraphCalls::destroy_executable, "cuGraphExecDestroy", kContext | kTakes>(out, 10000);
+  add_call<FakeGraphCalls::destroy, "cuGraphDestroy", kContext | kTakes>(out, 10000);
 }
 
 }  // namespace baton::gpudirect

@@ -4,7 +4,7 @@
 #include <sys/file.h>
 
 #include "absl/strings/str_format.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -28,11 +28,7 @@ bool FakeDriver::open_elsewhere(const Allocation& allocation) {
 }
 
 struct FakeIpcCalls {
-  using Needs = FakeCall::Needs;
-
-  static Result range(DevicePointer* base, size_t* bytes, DevicePointer at) {
-    const FakeCall call("cuMemGetAddressRange", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result range(const FakeCall& call, DevicePointer* base, size_t* bytes, DevicePointer at) {
     const auto found = call.fake.mapping_at(at);
     if (found == call.fake.mappings_.end()) return kInvalidValue;
     *base = found->first;
@@ -40,9 +36,7 @@ struct FakeIpcCalls {
     return kSuccess;
   }
 
-  static Result get(IpcHandle* handle, DevicePointer at) {
-    const FakeCall call("cuIpcGetMemHandle", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result get(const FakeCall& call, IpcHandle* handle, DevicePointer at) {
     if (!call.fake.options_.ipc_handles) return kNotSupported;
     const auto found = call.fake.mapping_at(at);
     const char* wrong = nullptr;
@@ -68,9 +62,7 @@ struct FakeIpcCalls {
     return kSuccess;
   }
 
-  static Result open(DevicePointer* at, IpcHandle handle, unsigned flags) {
-    const FakeCall call("cuIpcOpenMemHandle", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result open(const FakeCall& call, DevicePointer* at, IpcHandle handle, unsigned flags) {
     if (!call.fake.options_.ipc_handles) return kNotSupported;
     if (flags != kIpcLazyPeerAccess) {
       call.violate(Rule::kSharing, "the flags must ask for access between peers");
@@ -115,9 +107,7 @@ struct FakeIpcCalls {
     return kSuccess;
   }
 
-  static Result close_handle(DevicePointer at) {
-    const FakeCall call("cuIpcCloseMemHandle", Needs::kContext, true);
-    if (!call.takes_away()) return call.refused();
+  static Result close_handle(const FakeCall& call, DevicePointer at) {
     const auto opened = call.fake.opened_.find(at);
     if (opened == call.fake.opened_.end()) {
       call.violate(Rule::kSharing, "nothing was opened there, or it was closed before");
@@ -126,23 +116,21 @@ struct FakeIpcCalls {
     const auto mapping = call.fake.mappings_.find(at);
     const size_t bytes = mapping->second.size;
     if (call.fake.pending_on(at, bytes)) call.violate(Rule::kLifetime, "it is still in use");
-    if (--opened->second > 0) return call.told();
+    if (--opened->second > 0) return kSuccess;
     call.fake.opened_.erase(opened);
     call.fake.unmap(mapping);
     munmap(reinterpret_cast<void*>(static_cast<uintptr_t>(at)), bytes);
     call.fake.reserved_.erase(at);
-    return call.told();
+    return kSuccess;
   }
 };
 
 void add_fake_ipc_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuMemGetAddressRange", FakeIpcCalls::range, 3020);
-  add("cuIpcGetMemHandle", FakeIpcCalls::get, 4010);
-  add("cuIpcOpenMemHandle", FakeIpcCalls::open, 11000);
-  add("cuIpcCloseMemHandle", FakeIpcCalls::close_handle, 4010);
+  add_call<FakeIpcCalls::range, "cuMemGetAddressRange", kContext>(out, 3020);
+  add_call<FakeIpcCalls::get, "cuIpcGetMemHandle", kContext>(out, 4010);
+  add_call<FakeIpcCalls::open, "cuIpcOpenMemHandle", kContext | kBlocks>(out, 11000);
+  add_call<FakeIpcCalls::close_handle, "cuIpcCloseMemHandle", kContext | kBlocks | kTakes>(out,
+                                                                                           4010);
 }
 
 }  // namespace baton::gpudirect

@@ -1,7 +1,7 @@
 // The fake's modules and launches: a kernel is the emulated one of its name, and runs when its
 // stream comes to it.
 #include "absl/strings/str_cat.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -73,8 +73,6 @@ void FakeDriver::execute(const KernelLaunch& launch) {
 }
 
 struct FakeLaunchCalls {
-  using Needs = FakeCall::Needs;
-
   static bool launched(const FakeDriver& fake) {
     for (const auto& [stream, queue] : fake.streams_) {
       for (const auto& operation : queue) {
@@ -84,9 +82,7 @@ struct FakeLaunchCalls {
     return false;
   }
 
-  static Result load(Module* module, const void* image) {
-    const FakeCall call("cuModuleLoadData", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result load(const FakeCall& call, Module* module, const void* image) {
     uint32_t magic = 0;
     if (image != nullptr) std::memcpy(&magic, image, sizeof magic);
     if (magic != kFatBinary) {
@@ -101,9 +97,7 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result unload(Module module) {
-    const FakeCall call("cuModuleUnload", Needs::kContext, true);
-    if (!call.takes_away()) return call.refused();
+  static Result unload(const FakeCall& call, Module module) {
     if (call.fake.modules_.erase(module) == 0) {
       call.violate(Rule::kStale, "no such module");
       return kInvalidHandle;
@@ -111,12 +105,11 @@ struct FakeLaunchCalls {
     if (launched(call.fake)) call.violate(Rule::kStale, "kernels are still queued");
     std::erase_if(call.fake.functions_,
                   [&](const auto& function) { return function.second.module == module; });
-    return call.told();
+    return kSuccess;
   }
 
-  static Result get_function(Function* function, Module module, const char* name) {
-    const FakeCall call("cuModuleGetFunction", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result get_function(const FakeCall& call, Function* function, Module module,
+                             const char* name) {
     if (!call.fake.modules_.contains(module)) {
       call.violate(Rule::kStale, "no such module");
       return kInvalidHandle;
@@ -130,9 +123,7 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result load_function(Function function) {
-    const FakeCall call("cuFuncLoad", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result load_function(const FakeCall& call, Function function) {
     const auto found = call.fake.functions_.find(function);
     if (found == call.fake.functions_.end()) {
       call.violate(Rule::kModule, "no such function");
@@ -142,10 +133,8 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result resident_blocks(int* blocks, Function function, int block_threads,
-                                size_t dynamic_bytes) {
-    const FakeCall call("cuOccupancyMaxActiveBlocksPerMultiprocessor", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result resident_blocks(const FakeCall& call, int* blocks, Function function,
+                                int block_threads, size_t dynamic_bytes) {
     if (!call.fake.functions_.contains(function)) {
       call.violate(Rule::kStale, "no such function");
       return kInvalidHandle;
@@ -156,9 +145,7 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result set_attribute(Function function, int attribute, int value) {
-    const FakeCall call("cuFuncSetAttribute", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result set_attribute(const FakeCall& call, Function function, int attribute, int value) {
     const auto found = call.fake.functions_.find(function);
     if (found == call.fake.functions_.end()) {
       call.violate(Rule::kStale, "no such function");
@@ -171,11 +158,9 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                       Stream stream, void** parameters, void** extra) {
-    const FakeCall call("cuLaunchKernel", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result launch(const FakeCall& call, Function function, unsigned grid_x, unsigned grid_y,
+                       unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                       unsigned shared_bytes, Stream stream, void** parameters, void** extra) {
     const auto found = call.fake.functions_.find(function);
     auto* const queue = call.queue(stream);
     if (found == call.fake.functions_.end()) call.violate(Rule::kStale, "no such function");
@@ -211,16 +196,14 @@ struct FakeLaunchCalls {
 };
 
 void add_fake_launch_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuModuleLoadData", FakeLaunchCalls::load, 2000);
-  add("cuModuleUnload", FakeLaunchCalls::unload, 2000);
-  add("cuModuleGetFunction", FakeLaunchCalls::get_function, 2000);
-  add("cuFuncSetAttribute", FakeLaunchCalls::set_attribute, 9000);
-  add("cuFuncLoad", FakeLaunchCalls::load_function, 12040);
-  add("cuOccupancyMaxActiveBlocksPerMultiprocessor", FakeLaunchCalls::resident_blocks, 6050);
-  add("cuLaunchKernel", FakeLaunchCalls::launch, 4000);
+  add_call<FakeLaunchCalls::load, "cuModuleLoadData", kContext | kBlocks>(out, 2000);
+  add_call<FakeLaunchCalls::unload, "cuModuleUnload", kContext | kBlocks | kTakes>(out, 2000);
+  add_call<FakeLaunchCalls::get_function, "cuModuleGetFunction", kContext>(out, 2000);
+  add_call<FakeLaunchCalls::set_attribute, "cuFuncSetAttribute", kContext>(out, 9000);
+  add_call<FakeLaunchCalls::load_function, "cuFuncLoad", kContext | kBlocks>(out, 12040);
+  add_call<FakeLaunchCalls::resident_blocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+           kContext>(out, 6050);
+  add_call<FakeLaunchCalls::launch, "cuLaunchKernel", kContext>(out, 4000);
 }
 
 }  // namespace baton::gpudirect

@@ -1,6 +1,6 @@
 // The fake's device memory: allocations are memfds, addresses are mappings of them without rights.
 #include "absl/strings/str_format.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -280,14 +280,10 @@ std::string FakeDriver::read(DevicePointer at, size_t bytes) {
 }
 
 struct FakeMemoryCalls {
-  using Needs = FakeCall::Needs;
-
   // Fills in what the driver says of an address; of one that it does not know, zeros.
-  static Result pointer(unsigned count, PointerAttribute* attributes, void** values,
-                        DevicePointer at) {
-    const FakeCall call("cuPointerGetAttributes", Needs::kNothing);
+  static Result pointer(const FakeCall& call, unsigned count, PointerAttribute* attributes,
+                        void** values, DevicePointer at) {
     if (!call.fake.initialised_) return kNotInitialized;
-    if (call.refused() != kSuccess) return call.refused();
     const auto found = call.fake.mapping_at(at);
     const bool known = found != call.fake.mappings_.end();
     const FakeDriver::Mapping mapping = known ? found->second : FakeDriver::Mapping{};
@@ -337,9 +333,8 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result set_attribute(const void* value, PointerAttribute attribute, DevicePointer at) {
-    const FakeCall call("cuPointerSetAttribute", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result set_attribute(const FakeCall& call, const void* value, PointerAttribute attribute,
+                              DevicePointer at) {
     const auto found = call.fake.mapping_at(at);
     if (attribute != kPointerSyncMemops || found == call.fake.mappings_.end()) {
       call.violate(Rule::kRange, "no device memory, or an attribute that cannot be set");
@@ -349,9 +344,8 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result granularity(size_t* bytes, const AllocationProperties* properties, int option) {
-    const FakeCall call("cuMemGetAllocationGranularity", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result granularity(const FakeCall&, size_t* bytes, const AllocationProperties* properties,
+                            int option) {
     if (properties->type != kAllocationPinned || option != kGranularityMinimum) {
       return kInvalidValue;
     }
@@ -359,10 +353,8 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result create(AllocationHandle* handle, size_t bytes,
+  static Result create(const FakeCall& call, AllocationHandle* handle, size_t bytes,
                        const AllocationProperties* properties, unsigned long long flags) {
-    const FakeCall call("cuMemCreate", Needs::kDriver, true);
-    if (call.refused() != kSuccess) return call.refused();
     const auto has = [&](DeviceAttribute attribute) { return call.fake.has(attribute); };
     const int device = properties->location.id;
     const char* wrong = !has(kVirtualMemoryManagement) ? "the device has no such memory"
@@ -389,9 +381,7 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result retain(AllocationHandle* handle, void* address) {
-    const FakeCall call("cuMemRetainAllocationHandle", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result retain(const FakeCall& call, AllocationHandle* handle, void* address) {
     const auto mapping = call.fake.mapping_at(reinterpret_cast<uintptr_t>(address));
     if (mapping == call.fake.mappings_.end()) return kInvalidValue;
     if (!call.fake.allocations_[mapping->second.allocation].by_handle) return kInvalidValue;
@@ -400,10 +390,8 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result export_handle(void* shared, AllocationHandle handle, int type,
+  static Result export_handle(const FakeCall& call, void* shared, AllocationHandle handle, int type,
                               unsigned long long flags) {
-    const FakeCall call("cuMemExportToShareableHandle", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
     const auto found = call.fake.allocations_.find(handle);
     if (found == call.fake.allocations_.end() || found->second.handles == 0 || type != kPosixFd ||
         flags != 0) {
@@ -417,9 +405,8 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result import_handle(AllocationHandle* handle, void* shared, int type) {
-    const FakeCall call("cuMemImportFromShareableHandle", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result import_handle(const FakeCall& call, AllocationHandle* handle, void* shared,
+                              int type) {
     const int fd = static_cast<int>(reinterpret_cast<uintptr_t>(shared));
     struct stat info {};
     if (type != kPosixFd || !FakeDriver::is_device_memory(fd) || fstat(fd, &info) != 0) {
@@ -432,17 +419,13 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result peer_access(int* can, int device, int peer) {
-    const FakeCall call("cuDeviceCanAccessPeer", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result peer_access(const FakeCall& call, int* can, int device, int peer) {
     if (device == peer) call.violate(Rule::kSharing, "a device is no peer of itself");
     *can = call.fake.options_.peer_access ? 1 : 0;
     return kSuccess;
   }
 
-  static Result release(AllocationHandle handle) {
-    const FakeCall call("cuMemRelease", Needs::kDriver, true);
-    if (!call.takes_away()) return call.refused();
+  static Result release(const FakeCall& call, AllocationHandle handle) {
     const auto found = call.fake.allocations_.find(handle);
     if (found == call.fake.allocations_.end() || found->second.handles == 0) {
       call.violate(Rule::kMapping, "no such handle, or released before");
@@ -450,13 +433,11 @@ struct FakeMemoryCalls {
     }
     --found->second.handles;
     call.fake.drop_if_unused(handle);
-    return call.told();
+    return kSuccess;
   }
 
-  static Result reserve(DevicePointer* at, size_t bytes, size_t, DevicePointer,
-                        unsigned long long flags) {
-    const FakeCall call("cuMemAddressReserve", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result reserve(const FakeCall& call, DevicePointer* at, size_t bytes, size_t,
+                        DevicePointer, unsigned long long flags) {
     if (bytes == 0 || bytes % FakeDriver::kGranularity != 0 || flags != 0) {
       call.violate(Rule::kMapping, "no multiple of the granularity, or unknown flags");
       return kInvalidValue;
@@ -469,9 +450,7 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result free_address(DevicePointer at, size_t bytes) {
-    const FakeCall call("cuMemAddressFree", Needs::kDriver);
-    if (!call.takes_away()) return call.refused();
+  static Result free_address(const FakeCall& call, DevicePointer at, size_t bytes) {
     const auto found = call.fake.reserved_.find(at);
     if (found == call.fake.reserved_.end() || found->second != bytes) {
       call.violate(Rule::kMapping, range(at, bytes) + " was not reserved");
@@ -484,13 +463,11 @@ struct FakeMemoryCalls {
     }
     munmap(host_address(at), bytes);
     call.fake.reserved_.erase(found);
-    return call.told();
+    return kSuccess;
   }
 
-  static Result map(DevicePointer at, size_t bytes, size_t offset, AllocationHandle handle,
-                    unsigned long long flags) {
-    const FakeCall call("cuMemMap", Needs::kDriver, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result map(const FakeCall& call, DevicePointer at, size_t bytes, size_t offset,
+                    AllocationHandle handle, unsigned long long flags) {
     const auto allocation = call.fake.allocations_.find(handle);
     auto reservation = call.fake.reserved_.upper_bound(at);
     const bool reserved =
@@ -514,9 +491,7 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result unmap(DevicePointer at, size_t bytes) {
-    const FakeCall call("cuMemUnmap", Needs::kDriver, true);
-    if (!call.takes_away()) return call.refused();
+  static Result unmap(const FakeCall& call, DevicePointer at, size_t bytes) {
     const auto found = call.fake.mappings_.find(at);
     if (found == call.fake.mappings_.end() || found->second.size != bytes) {
       call.violate(Rule::kMapping, range(at, bytes) + " is no mapping");
@@ -534,13 +509,11 @@ struct FakeMemoryCalls {
     }
     call.fake.check_exports("cuMemUnmap", call.fake.allocations_[found->second.allocation]);
     call.fake.unmap(found);
-    return call.told();
+    return kSuccess;
   }
 
-  static Result set_access(DevicePointer at, size_t bytes, const AccessDescription* access,
-                           size_t count) {
-    const FakeCall call("cuMemSetAccess", Needs::kDriver);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result set_access(const FakeCall& call, DevicePointer at, size_t bytes,
+                           const AccessDescription* access, size_t count) {
     const auto found = call.fake.mappings_.find(at);
     if (found == call.fake.mappings_.end() || found->second.size != bytes || count == 0 ||
         std::any_of(access, access + count, [&](const AccessDescription& one) {
@@ -565,9 +538,7 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result register_host(void* data, size_t bytes, unsigned flags) {
-    const FakeCall call("cuMemHostRegister", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result register_host(const FakeCall& call, void* data, size_t bytes, unsigned flags) {
     const DevicePointer at = reinterpret_cast<uintptr_t>(data);
     if (bytes == 0 || (flags & ~(kHostPortable | kHostDeviceMap)) != 0) {
       call.violate(Rule::kRange, "no bytes, or unknown flags");
@@ -582,9 +553,7 @@ struct FakeMemoryCalls {
     return kSuccess;
   }
 
-  static Result unregister_host(void* data) {
-    const FakeCall call("cuMemHostUnregister", Needs::kContext, true);
-    if (!call.takes_away()) return call.refused();
+  static Result unregister_host(const FakeCall& call, void* data) {
     const auto found = call.fake.pinned_.find(reinterpret_cast<uintptr_t>(data));
     if (found == call.fake.pinned_.end()) {
       call.violate(Rule::kLifetime, "not registered");
@@ -593,13 +562,11 @@ struct FakeMemoryCalls {
     if (call.fake.pending_on(found->first, found->second))
       call.violate(Rule::kLifetime, "it is still in use");
     call.fake.pinned_.erase(found);
-    return call.told();
+    return kSuccess;
   }
 
-  static Result export_range(void* handle, DevicePointer at, size_t bytes, int type,
-                             unsigned long long flags) {
-    const FakeCall call("cuMemGetHandleForAddressRange", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result export_range(const FakeCall& call, void* handle, DevicePointer at, size_t bytes,
+                             int type, unsigned long long flags) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (type != kDmaBufFd || flags != 0 || at % page != 0 || bytes % page != 0 || bytes == 0) {
       call.violate(Rule::kRange,
@@ -628,26 +595,25 @@ struct FakeMemoryCalls {
 };
 
 void add_fake_memory_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuPointerGetAttributes", FakeMemoryCalls::pointer, 7000);
-  add("cuPointerSetAttribute", FakeMemoryCalls::set_attribute, 6000);
-  add("cuMemGetAllocationGranularity", FakeMemoryCalls::granularity, 10020);
-  add("cuMemCreate", FakeMemoryCalls::create, 10020);
-  add("cuMemRelease", FakeMemoryCalls::release, 10020);
-  add("cuMemAddressReserve", FakeMemoryCalls::reserve, 10020);
-  add("cuMemAddressFree", FakeMemoryCalls::free_address, 10020);
-  add("cuMemMap", FakeMemoryCalls::map, 10020);
-  add("cuMemUnmap", FakeMemoryCalls::unmap, 10020);
-  add("cuMemSetAccess", FakeMemoryCalls::set_access, 10020);
-  add("cuMemRetainAllocationHandle", FakeMemoryCalls::retain, 11000);
-  add("cuMemExportToShareableHandle", FakeMemoryCalls::export_handle, 10020);
-  add("cuMemImportFromShareableHandle", FakeMemoryCalls::import_handle, 10020);
-  add("cuDeviceCanAccessPeer", FakeMemoryCalls::peer_access, 4000);
-  add("cuMemHostRegister", FakeMemoryCalls::register_host, 6050);
-  add("cuMemHostUnregister", FakeMemoryCalls::unregister_host, 4000);
-  add("cuMemGetHandleForAddressRange", FakeMemoryCalls::export_range, 11070);
+  add_call<FakeMemoryCalls::pointer, "cuPointerGetAttributes", kNothing>(out, 7000);
+  add_call<FakeMemoryCalls::set_attribute, "cuPointerSetAttribute", kContext>(out, 6000);
+  add_call<FakeMemoryCalls::granularity, "cuMemGetAllocationGranularity", kDriver>(out, 10020);
+  add_call<FakeMemoryCalls::create, "cuMemCreate", kDriver | kBlocks>(out, 10020);
+  add_call<FakeMemoryCalls::release, "cuMemRelease", kDriver | kBlocks | kTakes>(out, 10020);
+  add_call<FakeMemoryCalls::reserve, "cuMemAddressReserve", kDriver>(out, 10020);
+  add_call<FakeMemoryCalls::free_address, "cuMemAddressFree", kDriver | kTakes>(out, 10020);
+  add_call<FakeMemoryCalls::map, "cuMemMap", kDriver | kBlocks>(out, 10020);
+  add_call<FakeMemoryCalls::unmap, "cuMemUnmap", kDriver | kBlocks | kTakes>(out, 10020);
+  add_call<FakeMemoryCalls::set_access, "cuMemSetAccess", kDriver>(out, 10020);
+  add_call<FakeMemoryCalls::retain, "cuMemRetainAllocationHandle", kDriver>(out, 11000);
+  add_call<FakeMemoryCalls::export_handle, "cuMemExportToShareableHandle", kDriver>(out, 10020);
+  add_call<FakeMemoryCalls::import_handle, "cuMemImportFromShareableHandle", kDriver>(out, 10020);
+  add_call<FakeMemoryCalls::peer_access, "cuDeviceCanAccessPeer", kDriver>(out, 4000);
+  add_call<FakeMemoryCalls::register_host, "cuMemHostRegister", kContext | kBlocks>(out, 6050);
+  add_call<FakeMemoryCalls::unregister_host, "cuMemHostUnregister", kContext | kBlocks | kTakes>(
+      out, 4000);
+  add_call<FakeMemoryCalls::export_range, "cuMemGetHandleForAddressRange", kContext | kBlocks>(
+      out, 11070);
 }
 
 }  // namespace baton::gpudirect

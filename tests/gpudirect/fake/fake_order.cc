@@ -1,6 +1,6 @@
 // What orders the fake's streams: waits for events and values.
 #include "absl/strings/str_cat.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 
 namespace baton::gpudirect {
 
@@ -38,7 +38,6 @@ bool FakeDriver::stuck() {
 }
 
 struct FakeOrderCalls {
-  using Needs = FakeCall::Needs;
   using Order = FakeDriver::Order;
 
   static Result queue(const FakeCall& call, Stream stream, const Order& order) {
@@ -48,9 +47,7 @@ struct FakeOrderCalls {
     return kSuccess;
   }
 
-  static Result wait_event(Stream stream, Event event, unsigned flags) {
-    const FakeCall call("cuStreamWaitEvent", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result wait_event(const FakeCall& call, Stream stream, Event event, unsigned flags) {
     const auto found = call.fake.events_.find(event);
     if (found == call.fake.events_.end() || flags != 0) {
       call.violate(Rule::kStale, "no such event, or unknown flags");
@@ -61,9 +58,8 @@ struct FakeOrderCalls {
         {.kind = Order::Kind::kWaitEvent, .event = event, .recorded = found->second.recorded});
   }
 
-  static Result wait_value(Stream stream, DevicePointer address, uint64_t wanted, unsigned flags) {
-    const FakeCall call("cuStreamWaitValue64", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result wait_value(const FakeCall& call, Stream stream, DevicePointer address,
+                           uint64_t wanted, unsigned flags) {
     if (!call.fake.has(kStreamMemOps64)) {
       call.violate(Rule::kWord, "the device has no memory operations of 64 bits");
       return kNotSupported;
@@ -77,9 +73,7 @@ struct FakeOrderCalls {
                  {.kind = Order::Kind::kWaitValue, .address = address, .value = wanted});
   }
 
-  static Result flush_writes(int target, int scope) {
-    const FakeCall call("cuFlushGPUDirectRDMAWrites", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result flush_writes(const FakeCall& call, int target, int scope) {
     const auto options = call.fake.options_.attributes.find(kRdmaFlushWritesOptions);
     if (options == call.fake.options_.attributes.end() || (options->second & kFlushByHost) == 0) {
       call.violate(Rule::kCopy, "the device has no flush by the host");
@@ -95,12 +89,9 @@ struct FakeOrderCalls {
 };
 
 void add_fake_order_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuFlushGPUDirectRDMAWrites", FakeOrderCalls::flush_writes, 11030);
-  add("cuStreamWaitEvent", FakeOrderCalls::wait_event, 3020);
-  add("cuStreamWaitValue64", FakeOrderCalls::wait_value, 11070);
+  add_call<FakeOrderCalls::flush_writes, "cuFlushGPUDirectRDMAWrites", kContext>(out, 11030);
+  add_call<FakeOrderCalls::wait_event, "cuStreamWaitEvent", kContext>(out, 3020);
+  add_call<FakeOrderCalls::wait_value, "cuStreamWaitValue64", kContext>(out, 11070);
 }
 
 }  // namespace baton::gpudirect

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/entries.h"
 
 namespace baton::gpudirect {
 
@@ -115,11 +115,7 @@ uint64_t FakeDriver::copies_with_host() {
 }
 
 struct FakeStreamCalls {
-  using Needs = FakeCall::Needs;
-
-  static Result create(Stream* stream, unsigned flags, int priority) {
-    const FakeCall call("cuStreamCreateWithPriority", Needs::kContext, true);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result create(const FakeCall& call, Stream* stream, unsigned flags, int priority) {
     if (flags != kStreamNonBlocking || priority != 0) {
       call.violate(Rule::kCopy, "it waits for the legacy stream, or has a priority");
     }
@@ -128,9 +124,7 @@ struct FakeStreamCalls {
     call.fake.homes_[*stream] = FakeDriver::current_context();
     return kSuccess;
   }
-  static Result destroy(Stream stream) {
-    const FakeCall call("cuStreamDestroy", Needs::kContext);
-    if (!call.takes_away()) return call.refused();
+  static Result destroy(const FakeCall& call, Stream stream) {
     const auto found = call.fake.streams_.find(stream);
     if (found == call.fake.streams_.end()) {
       call.violate(Rule::kStale, "no such stream");
@@ -143,25 +137,22 @@ struct FakeStreamCalls {
       call.violate(Rule::kCapture, "it is being recorded");
     }
     call.fake.streams_.erase(found);
-    return call.told();
+    return kSuccess;
   }
   // Somebody looks: some of what is queued may have run by now.
   static void pass_time(const FakeCall& call) {
     for (uint64_t n = call.fake.random_() % 3; n > 0; --n) call.fake.run_one();
     call.fake.look_for_hang(call.name());
   }
-  static Result query(Stream stream) {
-    const FakeCall call("cuStreamQuery", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result query(const FakeCall& call, Stream stream) {
     const auto* const queue = call.queue(stream);
     if (queue == nullptr) return kInvalidHandle;
     pass_time(call);
     return queue->empty() ? kSuccess : kNotReady;
   }
 
-  static Result copy(DevicePointer to, DevicePointer from, size_t bytes, Stream stream) {
-    const FakeCall call("cuMemcpyAsync", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result copy(const FakeCall& call, DevicePointer to, DevicePointer from, size_t bytes,
+                     Stream stream) {
     auto* const queue = call.queue(stream);
     if (queue == nullptr) return kInvalidHandle;
     int on_device = 0;
@@ -187,9 +178,7 @@ struct FakeStreamCalls {
     return kSuccess;
   }
 
-  static Result create_event(Event* event, unsigned flags) {
-    const FakeCall call("cuEventCreate", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result create_event(const FakeCall& call, Event* event, unsigned flags) {
     if (flags != kEventDisableTiming)
       call.violate(Rule::kCopy, "an event that takes times slows its stream");
     *event = reinterpret_cast<Event>(call.fake.next_object_++);
@@ -197,9 +186,7 @@ struct FakeStreamCalls {
     call.fake.homes_[*event] = FakeDriver::current_context();
     return kSuccess;
   }
-  static Result destroy_event(Event event) {
-    const FakeCall call("cuEventDestroy", Needs::kContext);
-    if (!call.takes_away()) return call.refused();
+  static Result destroy_event(const FakeCall& call, Event event) {
     if (call.fake.events_.erase(event) == 0) {
       call.violate(Rule::kStale, "no such event");
       return kInvalidHandle;
@@ -211,11 +198,9 @@ struct FakeStreamCalls {
         call.violate(Rule::kStale, "a stream still waits for it");
       }
     }
-    return call.told();
+    return kSuccess;
   }
-  static Result record(Event event, Stream stream) {
-    const FakeCall call("cuEventRecord", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result record(const FakeCall& call, Event event, Stream stream) {
     if (const Result lost = call.loss_of(stream); lost != kSuccess) return lost;
     // Documented: an event and a stream are of one context.
     const auto home = call.fake.homes_.find(stream);
@@ -235,9 +220,7 @@ struct FakeStreamCalls {
     queue->push_back({.number = call.fake.next_operation_++, .event = event});
     return kSuccess;
   }
-  static Result query_event(Event event) {
-    const FakeCall call("cuEventQuery", Needs::kContext);
-    if (call.refused() != kSuccess) return call.refused();
+  static Result query_event(const FakeCall& call, Event event) {
     if (const Result lost = call.loss_of(event); lost != kSuccess) return lost;
     const auto found = call.fake.events_.find(event);
     if (found == call.fake.events_.end()) {
@@ -251,17 +234,14 @@ struct FakeStreamCalls {
 };
 
 void add_fake_stream_calls(FakeEntries& out) {
-  const auto add = [&](const char* name, auto* function, int version) {
-    out[name] = {reinterpret_cast<void*>(function), version};
-  };
-  add("cuStreamCreateWithPriority", FakeStreamCalls::create, 5050);
-  add("cuStreamDestroy", FakeStreamCalls::destroy, 4000);
-  add("cuStreamQuery", FakeStreamCalls::query, 2000);
-  add("cuMemcpyAsync", FakeStreamCalls::copy, 4000);
-  add("cuEventCreate", FakeStreamCalls::create_event, 2000);
-  add("cuEventDestroy", FakeStreamCalls::destroy_event, 4000);
-  add("cuEventRecord", FakeStreamCalls::record, 2000);
-  add("cuEventQuery", FakeStreamCalls::query_event, 2000);
+  add_call<FakeStreamCalls::create, "cuStreamCreateWithPriority", kContext | kBlocks>(out, 5050);
+  add_call<FakeStreamCalls::destroy, "cuStreamDestroy", kContext | kTakes>(out, 4000);
+  add_call<FakeStreamCalls::query, "cuStreamQuery", kContext>(out, 2000);
+  add_call<FakeStreamCalls::copy, "cuMemcpyAsync", kContext>(out, 4000);
+  add_call<FakeStreamCalls::create_event, "cuEventCreate", kContext>(out, 2000);
+  add_call<FakeStreamCalls::destroy_event, "cuEventDestroy", kContext | kTakes>(out, 4000);
+  add_call<FakeStreamCalls::record, "cuEventRecord", kContext>(out, 2000);
+  add_call<FakeStreamCalls::query_event, "cuEventQuery", kContext>(out, 2000);
 }
 
 }  // namespace baton::gpudirect

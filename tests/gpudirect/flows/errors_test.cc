@@ -29,7 +29,6 @@ TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
       said += status.ok() ? 0 : 1;
     }
     EXPECT_GT(said, 30u / every) << flow.name;
-    std::printf("%s: %zu calls, %zu errors said\n", flow.name, static_cast<size_t>(calls), said);
   }
 }
 
