@@ -10,7 +10,7 @@
 namespace baton::engine::serve {
 namespace {
 
-using gpudirect::InstalledFake;
+using gpudirect::CleanFake;
 
 constexpr size_t kRequests = 10;
 
@@ -48,22 +48,18 @@ struct Half {
 };
 
 TEST(DeviceEngine, SameTokensAsTheCpus) {
-  InstalledFake driver;
-  {
-    const Half half(true);
-    auto engine = Engine::create(
-        half.model(), test_tokenizer(),
-        {.blocks = 40, .token_budget = 48, .max_sequences = 4, .runner = half.runner.get()});
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    std::map<uint64_t, Outcome> outcomes;
-    for (const Request& request : requests()) {
-      ASSERT_TRUE(submit(**engine, request, &outcomes[request.id]).ok());
-    }
-    finish_all(**engine);
-    expect_same(expected(), outcomes);
-    EXPECT_TRUE((*engine)->check_integrity().ok());
+  CleanFake driver;
+  const Half half(true);
+  auto engine = must(Engine::create(
+      half.model(), test_tokenizer(),
+      {.blocks = 40, .token_budget = 48, .max_sequences = 4, .runner = half.runner.get()}));
+  std::map<uint64_t, Outcome> outcomes;
+  for (const Request& request : requests()) {
+    ASSERT_TRUE(submit(*engine, request, &outcomes[request.id]).ok());
   }
-  driver.expect_clean();
+  finish_all(*engine);
+  expect_same(expected(), outcomes);
+  EXPECT_TRUE(engine->check_integrity().ok());
 }
 
 struct Case {
@@ -76,47 +72,39 @@ class DevicePair : public testing::TestWithParam<Case> {};
 
 TEST_P(DevicePair, SameTokensAsOneEngine) {
   const Case& given = GetParam();
-  InstalledFake driver;
-  {
-    const Half left(given.prefill_on_device), right(given.decode_on_device);
-    const auto from = test_session("prefill", given.provider, left.model()),
-               to = test_session("decode", given.provider, right.model());
-    auto prefill = Engine::create(
-        left.model(), test_tokenizer(),
-        {.blocks = 64, .token_budget = 64, .hand_off = from.get(), .runner = left.runner.get()});
-    ASSERT_TRUE(prefill.ok()) << prefill.status();
-    auto decode = Engine::create(right.model(), test_tokenizer(),
-                                 {.blocks = 48,
-                                  .token_budget = 48,
-                                  .max_sequences = 4,
-                                  .min_remote_tokens = 8,
-                                  .hand_off = to.get(),
-                                  .push = given.push,
-                                  .runner = right.runner.get()});
-    ASSERT_TRUE(decode.ok()) << decode.status();
-    std::map<uint64_t, Outcome> outcomes;
-    for (Request request : requests()) {
-      request.prefill_address = (*prefill)->kv_address();
-      ASSERT_TRUE(submit(**decode, request, &outcomes[request.id]).ok());
-    }
-    // One thread takes turns, for the fake has one seed.
-    until([&] { return !(*decode)->has_work() && !(*prefill)->owes_others(); },
-          [&] {
-            bool moved = (*prefill)->step();
-            moved |= (*decode)->step();
-            if (!moved) (*decode)->wait(std::chrono::microseconds(200), -1);
-          },
-          [&] { return state_of(**decode) + state_of(**prefill); });
-    expect_same(expected(), outcomes);
-    EXPECT_EQ((*decode)->stats().loads_failed, 0u);
-    EXPECT_GT((*decode)->stats().loaded_tokens, 100u);
-    EXPECT_TRUE((*decode)->check_integrity().ok());
-    EXPECT_TRUE((*prefill)->check_integrity().ok());
-    // Engines first, then what moved their memory, then the memory.
-    *prefill = nullptr;
-    *decode = nullptr;
+  CleanFake driver;  // engines end first, then what moved their memory, then the memory
+  const Half left(given.prefill_on_device), right(given.decode_on_device);
+  const auto from = test_session("prefill", given.provider, left.model()),
+             to = test_session("decode", given.provider, right.model());
+  auto prefill = must(Engine::create(
+      left.model(), test_tokenizer(),
+      {.blocks = 64, .token_budget = 64, .hand_off = from.get(), .runner = left.runner.get()}));
+  auto decode = must(Engine::create(right.model(), test_tokenizer(),
+                                    {.blocks = 48,
+                                     .token_budget = 48,
+                                     .max_sequences = 4,
+                                     .min_remote_tokens = 8,
+                                     .hand_off = to.get(),
+                                     .push = given.push,
+                                     .runner = right.runner.get()}));
+  std::map<uint64_t, Outcome> outcomes;
+  for (Request request : requests()) {
+    request.prefill_address = prefill->kv_address();
+    ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
   }
-  driver.expect_clean();
+  // One thread takes turns, for the fake has one seed.
+  until([&] { return !decode->has_work() && !prefill->owes_others(); },
+        [&] {
+          bool moved = prefill->step();
+          moved |= decode->step();
+          if (!moved) decode->wait(std::chrono::microseconds(200), -1);
+        },
+        [&] { return state_of(*decode) + state_of(*prefill); });
+  expect_same(expected(), outcomes);
+  EXPECT_EQ(decode->stats().loads_failed, 0u);
+  EXPECT_GT(decode->stats().loaded_tokens, 100u);
+  EXPECT_TRUE(decode->check_integrity().ok());
+  EXPECT_TRUE(prefill->check_integrity().ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
@@ -167,22 +155,19 @@ std::unique_ptr<Engine> with_tiers(const Half& half, KvTierOptions tiers) {
 // The second time prompts that the small cache has forgotten are loaded, in several pieces where
 // they are longer than what the pinned memory holds.
 TEST(DeviceEngine, TiersBelowItsCacheChangeNothing) {
-  InstalledFake driver;
-  {
-    const Half half(true);
-    const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
-    EXPECT_THAT(engine->tiers()->explain(), testing::HasSubstr("of pinned memory"));
-    for (const size_t in_flight : {4u, 1u}) expect_the_cpus_tokens(*engine, in_flight);
-    EXPECT_GT(engine->stats().tier_tokens, 100u);
-    EXPECT_EQ(engine->stats().loads_failed, 0u);
-  }
-  driver.expect_clean();
+  CleanFake driver;
+  const Half half(true);
+  const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
+  EXPECT_THAT(engine->tiers()->explain(), testing::HasSubstr("of pinned memory"));
+  for (const size_t in_flight : {4u, 1u}) expect_the_cpus_tokens(*engine, in_flight);
+  EXPECT_GT(engine->stats().tier_tokens, 100u);
+  EXPECT_EQ(engine->stats().loads_failed, 0u);
 }
 
 // What one has saved is the other's, for its KV has the same bits and the same name.
 TEST(DeviceEngine, SharesTiersOnDiskWithTheCpu) {
   for (const bool device_first : {true, false}) {
-    InstalledFake driver;
+    CleanFake driver;
     const TemporaryFolder folder;
     const KvTierOptions disk{.disk = folder.path("kv"), .disk_bytes = 16 << 20};
     for (const bool on_device : {device_first, !device_first}) {
@@ -192,65 +177,57 @@ TEST(DeviceEngine, SharesTiersOnDiskWithTheCpu) {
       if (on_device == device_first) continue;
       EXPECT_GT(engine->stats().tier_tokens, 100u);
     }
-    driver.expect_clean();
   }
 }
 
 TEST(DeviceEngine, ACopyToOrFromATierThatFailsIsComputed) {
-  InstalledFake driver;
-  {
-    const Half half(true);
-    const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
-    expect_the_cpus_tokens(*engine, 4);
-    EXPECT_GT(engine->stats().tiers.saved, 0u);
-    // Steps record no events: it is a save or a load that meets the error.
-    for (const size_t in_flight : {1u, 4u}) {
-      expect_the_cpus_tokens(*engine, in_flight, [&] {
-        driver.fake().fail_next("cuEventRecord", gpudirect::kOutOfMemory, 2);
-      });
-    }
+  CleanFake driver;
+  const Half half(true);
+  const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
+  expect_the_cpus_tokens(*engine, 4);
+  EXPECT_GT(engine->stats().tiers.saved, 0u);
+  // Steps record no events: it is a save or a load that meets the error.
+  for (const size_t in_flight : {1u, 4u}) {
+    expect_the_cpus_tokens(*engine, in_flight, [&] {
+      driver.fake().fail_next("cuEventRecord", gpudirect::kOutOfMemory, 2);
+    });
   }
-  driver.expect_clean();
 }
 
 // One step fails and the device with it: what the step computed, what waits, and what comes later.
 // Promise(serving): A lost GPU stops its engine; a router continues its requests elsewhere | the
 //   runner is asked after each step
 TEST(DeviceEngine, StopsWithItsDevice) {
-  InstalledFake driver;
-  {
-    const Half half(true);
-    auto engine = Engine::create(
-        half.model(), test_tokenizer(),
-        {.blocks = 40, .token_budget = 48, .max_sequences = 2, .runner = half.runner.get()});
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    std::map<uint64_t, Outcome> outcomes;
-    for (const Request& request : requests()) {
-      ASSERT_TRUE(submit(**engine, request, &outcomes[request.id]).ok());
-    }
-    EXPECT_TRUE((*engine)->step());
-    EXPECT_TRUE((*engine)->alive().ok());
-    EXPECT_FALSE((*engine)->liveness().stopped());
-    driver.fake().fail_next("cuLaunchKernel", static_cast<gpudirect::Result>(719));
-    EXPECT_TRUE((*engine)->step());
-    EXPECT_FALSE((*engine)->has_work());
-    EXPECT_TRUE((*engine)->check_integrity().ok());
-    ASSERT_TRUE((*engine)->liveness().stopped());
-    EXPECT_THAT((*engine)->liveness().why_stopped(), testing::HasSubstr("lost to this process"));
-    size_t failed = 0;
-    for (const auto& [id, outcome] : outcomes) {
-      if (outcome.status.ok()) continue;  // it had ended before
-      ++failed;
-      EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
-      EXPECT_TRUE(outcome.status.GetPayload(kStoppedPayload).has_value());
-    }
-    EXPECT_GE(failed, kRequests - 2);
-    // The device would do it: such an error leaves a context that nobody may trust.
-    Outcome later;
-    EXPECT_TRUE(absl::IsUnavailable(submit(**engine, requests()[0], &later)));
-    EXPECT_FALSE((*engine)->step());
+  CleanFake driver;
+  const Half half(true);
+  auto engine = must(Engine::create(
+      half.model(), test_tokenizer(),
+      {.blocks = 40, .token_budget = 48, .max_sequences = 2, .runner = half.runner.get()}));
+  std::map<uint64_t, Outcome> outcomes;
+  for (const Request& request : requests()) {
+    ASSERT_TRUE(submit(*engine, request, &outcomes[request.id]).ok());
   }
-  driver.expect_clean();
+  EXPECT_TRUE(engine->step());
+  EXPECT_TRUE(engine->alive().ok());
+  EXPECT_FALSE(engine->liveness().stopped());
+  driver.fake().fail_next("cuLaunchKernel", static_cast<gpudirect::Result>(719));
+  EXPECT_TRUE(engine->step());
+  EXPECT_FALSE(engine->has_work());
+  EXPECT_TRUE(engine->check_integrity().ok());
+  ASSERT_TRUE(engine->liveness().stopped());
+  EXPECT_THAT(engine->liveness().why_stopped(), testing::HasSubstr("lost to this process"));
+  size_t failed = 0;
+  for (const auto& [id, outcome] : outcomes) {
+    if (outcome.status.ok()) continue;  // it had ended before
+    ++failed;
+    EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+    EXPECT_TRUE(outcome.status.GetPayload(kStoppedPayload).has_value());
+  }
+  EXPECT_GE(failed, kRequests - 2);
+  // The device would do it: such an error leaves a context that nobody may trust.
+  Outcome later;
+  EXPECT_TRUE(absl::IsUnavailable(submit(*engine, requests()[0], &later)));
+  EXPECT_FALSE(engine->step());
 }
 
 }  // namespace

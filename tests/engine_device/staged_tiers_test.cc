@@ -9,34 +9,22 @@
 namespace baton::kvtransfer::tiers {
 namespace {
 
+using gpudirect::CleanFake;
 using gpudirect::Device;
 using gpudirect::DeviceSlab;
-using gpudirect::InstalledFake;
 
 constexpr uint32_t kLayers = 3, kBlocks = 40;
 constexpr size_t kBlockBytes = 4096;
 
 class StagedTiersTest : public testing::Test {
  protected:
-  StagedTiersTest() {
-    device_ = *Device::open(gpudirect::FakeDriver::driver(), 0);
-    slab_ = *DeviceSlab::create(*device_, kLayers * kBlocks * kBlockBytes);
-  }
   void SetUp() override {
-    auto store = TierStore::open({.cache = {.base = reinterpret_cast<std::byte*>(at(0, 0)),
-                                            .layers = kLayers,
-                                            .blocks = kBlocks,
-                                            .block_bytes = kBlockBytes},
-                                  .host_bytes = 16 << 20,
-                                  .pinned_blocks = 2});  // 2 places for saves, 4 for loads
-    ASSERT_TRUE(store.ok()) << store.status();
-    store_ = *std::move(store);
-  }
-  ~StagedTiersTest() override {
-    store_.reset();
-    slab_.reset();
-    device_.reset();
-    driver_.expect_clean();
+    store_ = must(TierStore::open({.cache = {.base = reinterpret_cast<std::byte*>(at(0, 0)),
+                                             .layers = kLayers,
+                                             .blocks = kBlocks,
+                                             .block_bytes = kBlockBytes},
+                                   .host_bytes = 16 << 20,
+                                   .pinned_blocks = 2}));  // 2 places for saves, 4 for loads
   }
 
   const std::function<void()> wait_ = [this] { store_->wait(std::chrono::milliseconds(1), -1); };
@@ -77,10 +65,11 @@ class StagedTiersTest : public testing::Test {
     store_->flush();
   }
 
-  InstalledFake driver_;
+  CleanFake driver_;
   const TierKeys keys_{{.weights = "w"}};
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<DeviceSlab> slab_;
+  const std::unique_ptr<Device> device_ = *Device::open(gpudirect::FakeDriver::driver(), 0);
+  const std::unique_ptr<DeviceSlab> slab_ =
+      *DeviceSlab::create(*device_, kLayers* kBlocks* kBlockBytes);
   std::unique_ptr<TierStore> store_;
 };
 

@@ -1,9 +1,7 @@
 // The conformance suite over memory of devices: on one side or both, over every provider, with the
 // strict fake as the driver of this process.
-#include "gpudirect/contract/memory_place.h"
 #include "tests/conformance/harness.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
 
 namespace baton {
@@ -13,17 +11,11 @@ class FakeDevices final : public Devices {
  public:
   FakeDevices(bool dma_buf, Ipc ipc)
       : ipc_(ipc),
-        fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf(),
-               .ipc_handles = ipc == Ipc::kHandles}),
-        driver_(gpudirect::FakeDriver::driver()),
-        memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
-                                                        gpudirect::options_of_this_test())) {
-    internal::use_device_memory(memory_.get());
-  }
-  ~FakeDevices() override { internal::use_device_memory(nullptr); }
+        installed_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf(),
+                    .ipc_handles = ipc == Ipc::kHandles}) {}
   Memory allocate(size_t bytes) override {
     if (ipc_ == Ipc::kDescriptors) {
-      slabs_.push_back(*memory_->allocate(0, bytes));
+      slabs_.push_back(*installed_.memory().allocate(0, bytes));
       std::byte* const at = slabs_.back()->data();
       return {at, fake_.view(reinterpret_cast<uintptr_t>(at), bytes)};
     }
@@ -43,19 +35,17 @@ class FakeDevices final : public Devices {
           << "both are in one process: it is used where it lies";
     }
     slabs_.clear();
-    memory_.reset();
     for (const gpudirect::DevicePointer at : taken_) fake_.free(at);
     taken_.clear();
-    EXPECT_THAT(fake_.finish(), testing::IsEmpty());
+    installed_.expect_clean();
     // Within the device it takes a moment.
     EXPECT_LE(fake_.largest_copy(), size_t{ipc_ == Ipc::kNone ? 4u : 32u} << 20);
   }
 
  private:
   const Ipc ipc_;
-  gpudirect::FakeDriver fake_;
-  gpudirect::Driver driver_;
-  std::unique_ptr<gpudirect::CudaMemory> memory_;
+  gpudirect::InstalledFake installed_;
+  gpudirect::FakeDriver& fake_ = installed_.fake();
   std::vector<gpudirect::DevicePointer> taken_;
   std::vector<std::unique_ptr<internal::DeviceBuffer>> slabs_;
 };

@@ -39,11 +39,8 @@ class LateWrites : public DeviceVerbs {
     pair_ = std::make_unique<VerbsPair>(FakeOptions{.devices = adapters, .late_writes = seed});
     gpu_->on_flush([fake = &*pair_->fake] { fake->land_writes(); });
     connect();
-    const auto near = give(pair_->a, near_), far = give(pair_->b, far_);
-    ASSERT_TRUE(near.ok()) << near.status();
-    ASSERT_TRUE(far.ok()) << far.status();
-    near_region_ = *near;
-    far_region_ = *pair_->b.worker->remote_region(*far);
+    near_region_ = must(give(pair_->a, near_));
+    far_region_ = *pair_->b.worker->remote_region(must(give(pair_->b, far_)));
     counter_ = *pair_->b.worker->allocate_counter();
   }
   // One transfer to a device, and whether the device saw old bytes when its end was told: by a

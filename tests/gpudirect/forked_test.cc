@@ -6,6 +6,7 @@
 #include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/layer_tickets.h"
+#include "tests/gpudirect/fake/clean_driver.h"
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
@@ -50,19 +51,7 @@ void move_what_is_the_hosts(const char* provider) {
         {.providers = {provider}, .key = *ClusterKey::from_bytes("a secret of the tests")});
   };
   const auto a = make(), b = make();
-  std::vector<std::byte> from(300'000, std::byte{1}), to(300'000);
-  const auto near = a->register_memory(from.data(), from.size());
-  const auto far = b->register_memory(to.data(), to.size());
-  ASSERT_TRUE(near.ok() && far.ok()) << near.status() << far.status();
-  const TransferId id = *a->submit({.peer = *a->connect(b->address()),
-                                    .local = *near,
-                                    .local_layout = Layout::contiguous(0, from.size()),
-                                    .remote = *b->remote_region(*far),
-                                    .remote_layout = Layout::contiguous(0, from.size())});
-  until([&] { return ended(*a->state(id)); }, [&] { a->progress(), b->progress(); },
-        [&] { return state_of(a->stats(), "a") + state_of(b->stats(), "b"); });
-  EXPECT_TRUE(a->status(id).ok()) << a->status(id);
-  EXPECT_TRUE(from == to);
+  expect_host_moves(*a, *b);
 }
 
 class ForkedDevices : public testing::TestWithParam<const char*> {
@@ -73,42 +62,38 @@ class ForkedDevices : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(ForkedDevices, BeforeAnythingIsRegisteredAndAfterwards) {
-  InstalledFake gpu;
+  CleanFake gpu;
   ASSERT_TRUE(gpu.memory().allocate(0, 4096).ok());  // this process uses CUDA
-  {
-    End a(gpu, GetParam()), b(gpu, GetParam());
-    const gpudirect::DevicePointer at = gpu.fake().allocate(kSharedBytes);
-    const auto try_it = [&] {
-      in_a_child([&] {
-        move_what_is_the_hosts(GetParam());
-        const internal::DeviceMemory& devices = *internal::device_memory();
-        expect_told(devices.allocate(0, 4096).status());
-        expect_told(devices.staging_ring(0, 1 << 20).status());
-        expect_told(devices.gates(0, 4).status());
-        // It is not the child's memory, and nobody there may say what it was.
-        const auto worker = Worker::create(
-            {.providers = {GetParam()}, .key = *ClusterKey::from_bytes("a secret of the tests")});
-        const auto region =
-            (*worker)->register_memory(gpudirect::pointer_of<void>(at), kSharedBytes);
-        EXPECT_TRUE(absl::IsInvalidArgument(region.status())) << region.status();
-        EXPECT_THAT(std::string(region.status().message()), Not(HasSubstr("\n")));
-      });
-    };
-    try_it();
-    a.make_by_malloc();
-    b.make_by_malloc();
-    try_it();
-    std::fill_n(a.view(), kSharedBytes, std::byte{7});
-    EXPECT_TRUE(a.exchange(b.offer(), b.worker.get()));
-    try_it();
-    std::fill_n(a.view(), kSharedBytes, std::byte{8});
-    EXPECT_TRUE(a.exchange_again(b.offer(), b.worker.get()));
-    EXPECT_EQ(std::count(b.view(), b.view() + kSharedBytes, std::byte{8}), kSharedBytes);
-    a.give_back();
-    b.give_back();
-    gpu.fake().free(at);
-  }
-  gpu.expect_clean();
+  End a(gpu, GetParam()), b(gpu, GetParam());
+  const gpudirect::DevicePointer at = gpu.fake().allocate(kSharedBytes);
+  const auto try_it = [&] {
+    in_a_child([&] {
+      move_what_is_the_hosts(GetParam());
+      const internal::DeviceMemory& devices = *internal::device_memory();
+      expect_told(devices.allocate(0, 4096).status());
+      expect_told(devices.staging_ring(0, 1 << 20).status());
+      expect_told(devices.gates(0, 4).status());
+      // It is not the child's memory, and nobody there may say what it was.
+      const auto worker = Worker::create(
+          {.providers = {GetParam()}, .key = *ClusterKey::from_bytes("a secret of the tests")});
+      const auto region = (*worker)->register_memory(gpudirect::pointer_of<void>(at), kSharedBytes);
+      EXPECT_TRUE(absl::IsInvalidArgument(region.status())) << region.status();
+      EXPECT_THAT(std::string(region.status().message()), Not(HasSubstr("\n")));
+    });
+  };
+  try_it();
+  a.make_by_malloc();
+  b.make_by_malloc();
+  try_it();
+  std::fill_n(a.view(), kSharedBytes, std::byte{7});
+  EXPECT_TRUE(a.exchange(b.offer(), b.worker.get()));
+  try_it();
+  std::fill_n(a.view(), kSharedBytes, std::byte{8});
+  EXPECT_TRUE(a.exchange_again(b.offer(), b.worker.get()));
+  EXPECT_EQ(std::count(b.view(), b.view() + kSharedBytes, std::byte{8}), kSharedBytes);
+  a.give_back();
+  b.give_back();
+  gpu.fake().free(at);
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, ForkedDevices, testing::Values("shm", "tcp"),
@@ -117,27 +102,23 @@ INSTANTIATE_TEST_SUITE_P(Over, ForkedDevices, testing::Values("shm", "tcp"),
 // As where somebody has taken the context away, and the driver has another word for that each time.
 class TakenContext : public testing::TestWithParam<gpudirect::Result> {};
 TEST_P(TakenContext, UnclaimableCopiesEnd) {
-  FakeDriver fake;
+  gpudirect::CleanDriver fake;
   const gpudirect::Driver driver = FakeDriver::driver();
-  {
-    const auto device = *Device::open(driver, 0);
-    const auto buffer = *gpudirect::SlabBuffer::create(*device, 1 << 20);
-    const auto ring = *gpudirect::PinnedRing::create(*device, 1 << 20);
-    const internal::CopyRun run{buffer->data(), ring->memory().data(), 4096};
-    ring->copy(internal::CopyDirection::kToHost, 5, false, {&run, 1});
-    ring->progress([](uint64_t, const absl::Status&) {});
-    fake.fail_next("cuCtxPushCurrent", GetParam(), SIZE_MAX);
-    std::optional<absl::Status> ended;
-    until(
-        [&] { return ended.has_value(); },
+  const auto device = *Device::open(driver, 0);
+  const auto buffer = *gpudirect::SlabBuffer::create(*device, 1 << 20);
+  const auto ring = *gpudirect::PinnedRing::create(*device, 1 << 20);
+  const internal::CopyRun run{buffer->data(), ring->memory().data(), 4096};
+  ring->copy(internal::CopyDirection::kToHost, 5, false, {&run, 1});
+  ring->progress([](uint64_t, const absl::Status&) {});
+  fake.fail_next("cuCtxPushCurrent", GetParam(), SIZE_MAX);
+  std::optional<absl::Status> ended;
+  until([&] { return ended.has_value(); },
         [&] { ring->progress([&](uint64_t, absl::Status status) { ended = std::move(status); }); });
-    EXPECT_FALSE(ended->ok());
-    std::byte byte{};
-    EXPECT_FALSE(buffer->get(0, {&byte, 1}).ok());
-    fake.fail_next("cuCtxPushCurrent", GetParam());
-    fake.run_all();
-  }
-  EXPECT_THAT(fake.finish(), testing::IsEmpty());
+  EXPECT_FALSE(ended->ok());
+  std::byte byte{};
+  EXPECT_FALSE(buffer->get(0, {&byte, 1}).ok());
+  fake.fail_next("cuCtxPushCurrent", GetParam());
+  fake.run_all();
 }
 INSTANTIATE_TEST_SUITE_P(ForkedParts, TakenContext,
                          testing::Values(gpudirect::kInvalidContext, gpudirect::kUnknown));
@@ -145,71 +126,67 @@ INSTANTIATE_TEST_SUITE_P(ForkedParts, TakenContext,
 // All that a user of gpudirect/ may have, with copies, a hold and launches that are on their way.
 TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not live on in a forked child";
-  FakeDriver fake;
+  gpudirect::CleanDriver fake;
   const gpudirect::Driver driver = FakeDriver::driver();
+  auto device = *Device::open(driver, 0);
+  auto launcher = *Launcher::load(*device, FakeDriver::image());
+  auto gates = *StreamGates::open(*device, 4);
+  auto tickets = *LayerTickets::open(*device, *launcher, 3);
+  auto buffer = *gpudirect::SlabBuffer::create(*device, 1 << 20);
+  auto ring = *gpudirect::PinnedRing::create(*device, 1 << 20);
+  auto copies = *gpudirect::StreamCopies::create(*device);
+  gpudirect::Stream stream = nullptr;
   {
-    auto device = *Device::open(driver, 0);
-    auto launcher = *Launcher::load(*device, FakeDriver::image());
-    auto gates = *StreamGates::open(*device, 4);
-    auto tickets = *LayerTickets::open(*device, *launcher, 3);
-    auto buffer = *gpudirect::SlabBuffer::create(*device, 1 << 20);
-    auto ring = *gpudirect::PinnedRing::create(*device, 1 << 20);
-    auto copies = *gpudirect::StreamCopies::create(*device);
-    gpudirect::Stream stream = nullptr;
-    {
-      const Device::Current current(*device);
-      ASSERT_EQ(driver.cuStreamCreateWithPriority(&stream, gpudirect::kStreamNonBlocking, 0),
-                gpudirect::kSuccess);
-    }
-    std::vector<std::byte> bytes(1 << 20, std::byte{3});
-    ASSERT_TRUE(buffer->put(0, bytes).ok());
-    const internal::CopyRun run{buffer->data(), ring->memory().data(), 512 << 10};
-    ring->copy(internal::CopyDirection::kToHost, 5, false, {&run, 1});
-    ASSERT_FALSE(ring->progress([](uint64_t, const absl::Status&) {}));
-    const internal::DeviceRun inside{buffer->data(), buffer->data() + (768 << 10), 4096};
-    ASSERT_TRUE(copies->begin(0, {&inside, 1}).ok());
-    const auto held = gates->hold(stream, Clock::steady().now() + std::chrono::hours(1));
-    ASSERT_TRUE(held.ok()) << held.status();
-    ASSERT_TRUE(tickets->begin(stream).ok());
-    ASSERT_TRUE(tickets->mark(stream, 1).ok());
-
-    const auto end_all = [&] {  // but the device
-      tickets.reset();
-      gates.reset();
-      copies.reset();
-      ring.reset();
-      buffer.reset();
-      launcher.reset();
-    };
-    in_a_child([&] {
-      expect_told(gates->after_stream(stream, Clock::steady().now()).status());
-      expect_told(tickets->mark(stream, 2));
-      expect_told(Device::open(driver, 0).status());
-      expect_told(copies->begin(1, {&inside, 1}));
-      expect_told(buffer->put(0, absl::MakeConstSpan(bytes).first(64)));
-      expect_told(buffer->get(0, absl::MakeSpan(bytes).first(64)));
-      expect_told(device->alive());
-      end_all();
-      device.reset();
-    });
-
-    ASSERT_TRUE(device->alive().ok());
-    gates->end(held->gate, true);
-    fake.run_all();
-    std::optional<absl::Status> copied;
-    ring->progress([&](uint64_t, absl::Status status) { copied = std::move(status); });
-    ASSERT_TRUE(copied.has_value() && copied->ok());
-    EXPECT_EQ(std::count(ring->memory().data(), ring->memory().data() + run.bytes, std::byte{3}),
-              static_cast<ptrdiff_t>(run.bytes));
-    EXPECT_EQ(copies->ended(0), absl::OkStatus());
-    std::vector<uint32_t> told;
-    ASSERT_TRUE(tickets->poll([&](uint64_t, uint32_t layer) { told.push_back(layer); }).ok());
-    EXPECT_EQ(told, std::vector<uint32_t>{1});
-    end_all();
-    device->give_back([&] { driver.cuStreamDestroy(stream); });
-    device.reset();
+    const Device::Current current(*device);
+    ASSERT_EQ(driver.cuStreamCreateWithPriority(&stream, gpudirect::kStreamNonBlocking, 0),
+              gpudirect::kSuccess);
   }
-  EXPECT_THAT(fake.finish(), testing::IsEmpty());
+  std::vector<std::byte> bytes(1 << 20, std::byte{3});
+  ASSERT_TRUE(buffer->put(0, bytes).ok());
+  const internal::CopyRun run{buffer->data(), ring->memory().data(), 512 << 10};
+  ring->copy(internal::CopyDirection::kToHost, 5, false, {&run, 1});
+  ASSERT_FALSE(ring->progress([](uint64_t, const absl::Status&) {}));
+  const internal::DeviceRun inside{buffer->data(), buffer->data() + (768 << 10), 4096};
+  ASSERT_TRUE(copies->begin(0, {&inside, 1}).ok());
+  const auto held = gates->hold(stream, Clock::steady().now() + std::chrono::hours(1));
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_TRUE(tickets->begin(stream).ok());
+  ASSERT_TRUE(tickets->mark(stream, 1).ok());
+
+  const auto end_all = [&] {  // but the device
+    tickets.reset();
+    gates.reset();
+    copies.reset();
+    ring.reset();
+    buffer.reset();
+    launcher.reset();
+  };
+  in_a_child([&] {
+    expect_told(gates->after_stream(stream, Clock::steady().now()).status());
+    expect_told(tickets->mark(stream, 2));
+    expect_told(Device::open(driver, 0).status());
+    expect_told(copies->begin(1, {&inside, 1}));
+    expect_told(buffer->put(0, absl::MakeConstSpan(bytes).first(64)));
+    expect_told(buffer->get(0, absl::MakeSpan(bytes).first(64)));
+    expect_told(device->alive());
+    end_all();
+    device.reset();
+  });
+
+  ASSERT_TRUE(device->alive().ok());
+  gates->end(held->gate, true);
+  fake.run_all();
+  std::optional<absl::Status> copied;
+  ring->progress([&](uint64_t, absl::Status status) { copied = std::move(status); });
+  ASSERT_TRUE(copied.has_value() && copied->ok());
+  EXPECT_EQ(std::count(ring->memory().data(), ring->memory().data() + run.bytes, std::byte{3}),
+            static_cast<ptrdiff_t>(run.bytes));
+  EXPECT_EQ(copies->ended(0), absl::OkStatus());
+  std::vector<uint32_t> told;
+  ASSERT_TRUE(tickets->poll([&](uint64_t, uint32_t layer) { told.push_back(layer); }).ok());
+  EXPECT_EQ(told, std::vector<uint32_t>{1});
+  end_all();
+  device->give_back([&] { driver.cuStreamDestroy(stream); });
 }
 
 }  // namespace

@@ -2,29 +2,16 @@
 #include "tests/gpudirect/kernel_rig.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "absl/strings/str_format.h"
-#include "transport/clock.h"
 
 namespace baton::gpudirect {
 
-absl::StatusOr<std::unique_ptr<KernelRig>> KernelRig::make(const Device& device, size_t bytes) {
-  std::unique_ptr<KernelRig> rig(new KernelRig(device));
-  if (absl::Status status = rig->start(bytes); !status.ok()) return status;
-  return rig;
-}
-
-absl::Status KernelRig::start(size_t bytes) {
-  auto slab = DeviceSlab::create(device_, bytes, {.rdma = false, .shareable = false});
-  if (!slab.ok()) return slab.status();
-  slab_ = *std::move(slab);
-  auto stage = RegisteredPages::make(device_, kStage);
-  if (!stage.ok()) return stage.status();
-  stage_ = *std::move(stage);
-  return absl::OkStatus();
-}
+KernelRig::KernelRig(const Device& device, size_t bytes)
+    : device_(device),
+      slab_(must(DeviceSlab::create(device, bytes, {.rdma = false, .shareable = false}))),
+      stage_(must(RegisteredPages::make(device, kStage))) {}
 
 DevicePointer KernelRig::allocate(size_t bytes) {
   const size_t at = used_;
@@ -33,61 +20,38 @@ DevicePointer KernelRig::allocate(size_t bytes) {
   return slab_->span().data + at;
 }
 
-absl::Status KernelRig::upload(DevicePointer to, const void* from, size_t bytes) {
+void KernelRig::upload(DevicePointer to, const void* from, size_t bytes) {
   const Device::Current current(device_);
-  absl::Status status = current.status();
-  const DevicePointer stage = stage_->address();
-  for (size_t at = 0; at < bytes && status.ok(); at += kStage) {
+  must(current.status());
+  for (size_t at = 0; at < bytes; at += kStage) {
     const size_t size = std::min(kStage, bytes - at);
     std::memcpy(stage_->as<std::byte>(), static_cast<const std::byte*>(from) + at, size);
-    status =
-        device_.check(device_.driver().cuMemcpyAsync(to + at, stage, size, stream()), "a copy");
-    if (status.ok()) status = wait();
+    must(device_.check(device_.driver().cuMemcpyAsync(to + at, stage_->address(), size, stream()),
+                       "a copy"));
+    wait();
   }
-  return status;
 }
 
-absl::Status KernelRig::download(void* to, DevicePointer from, size_t bytes) {
+void KernelRig::download(void* to, DevicePointer from, size_t bytes) {
   const Device::Current current(device_);
-  absl::Status status = current.status();
-  const DevicePointer stage = stage_->address();
-  for (size_t at = 0; at < bytes && status.ok(); at += kStage) {
+  must(current.status());
+  for (size_t at = 0; at < bytes; at += kStage) {
     const size_t size = std::min(kStage, bytes - at);
-    status =
-        device_.check(device_.driver().cuMemcpyAsync(stage, from + at, size, stream()), "a copy");
-    if (status.ok()) status = wait();
-    if (status.ok()) std::memcpy(static_cast<std::byte*>(to) + at, stage_->as<std::byte>(), size);
-  }
-  return status;
-}
-
-absl::Status KernelRig::wait() const {
-  const Device::Current current(device_);
-  const auto begin = std::chrono::steady_clock::now();
-  for (;;) {
-    const Result result = device_.driver().cuStreamQuery(stream());
-    if (result != kNotReady) return device_.check(result, "waiting for a kernel");
-    // The fake runs a kernel while it is asked, which takes as long as the machine is slow.
-    const auto most = patient(std::chrono::seconds(10));
-    if (std::chrono::steady_clock::now() - begin > most) {
-      return absl::DeadlineExceededError(
-          absl::StrFormat("a kernel has not ended in %d s", most.count()));
-    }
+    must(device_.check(device_.driver().cuMemcpyAsync(stage_->address(), from + at, size, stream()),
+                       "a copy"));
+    wait();
+    std::memcpy(static_cast<std::byte*>(to) + at, stage_->as<std::byte>(), size);
   }
 }
 
-absl::StatusOr<double> KernelRig::time(int repeats,
-                                       const std::function<absl::Status()>& queue) const {
+double KernelRig::time(int repeats, const std::function<absl::Status()>& queue) const {
   const Device::Current current(device_);
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < 4; ++round) {  // the first warms up
-    const auto begin = std::chrono::steady_clock::now();
-    absl::Status status;
-    for (int i = 0; i < repeats && status.ok(); ++i) status = queue();
-    if (status.ok()) status = wait();
-    if (!status.ok()) return status;
-    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-    if (round > 0) least = std::min(least, took.count() / repeats);
+    const double begin = rig_now();
+    for (int i = 0; i < repeats; ++i) must(queue());
+    wait();
+    if (round > 0) least = std::min(least, (rig_now() - begin) * 1e6 / repeats);
   }
   return least;
 }

@@ -1,42 +1,38 @@
 // Runs kernels on a device and in the emulation, compares what they wrote, and takes times.
 #pragma once
 
-#include "absl/status/status.h"
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/gpudirect/machine/waiting.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
 
-// Memory of a device for one comparison after the other, and a stream.
+// Memory of a device for one comparison after the other, and a stream. What fails throws Failed.
 class KernelRig {
  public:
-  static absl::StatusOr<std::unique_ptr<KernelRig>> make(const Device& device, size_t bytes);
+  KernelRig(const Device& device, size_t bytes);
 
   const Device& device() const { return device_; }
   Stream stream() const { return device_.stream(Direction::kToDevice); }
   // Device memory until clear(), aligned to 256 bytes.
   DevicePointer allocate(size_t bytes);
   void clear() { used_ = 0; }
-  absl::Status upload(DevicePointer to, const void* from, size_t bytes);
-  absl::Status download(void* to, DevicePointer from, size_t bytes);
-  // Waits for the stream, ten seconds at most.
-  absl::Status wait() const;
+  void upload(DevicePointer to, const void* from, size_t bytes);
+  void download(void* to, DevicePointer from, size_t bytes);
+  void wait() const { wait_for(device_, stream()); }
   // Microseconds of one of `repeats` that are queued one behind the other.
-  absl::StatusOr<double> time(int repeats, const std::function<absl::Status()>& queue) const;
+  double time(int repeats, const std::function<absl::Status()>& queue) const;
 
  private:
-  explicit KernelRig(const Device& device) : device_(device) {}
-  absl::Status start(size_t bytes);
-
   static constexpr size_t kStage = 4 << 20;
   const Device& device_;
-  std::unique_ptr<DeviceSlab> slab_;
+  const std::unique_ptr<DeviceSlab> slab_;
+  const std::unique_ptr<RegisteredPages> stage_;
   size_t used_ = 0;
-  std::unique_ptr<RegisteredPages> stage_;
 };
 
 // Where arrays lie for a kernel: `place(array)` for what it reads, `place(array, true)` for what it
@@ -58,7 +54,7 @@ class DevicePlaces {
   T* operator()(std::vector<T>& array, bool writes = false) {
     const size_t bytes = array.size() * sizeof(T);
     const DevicePointer at = rig_.allocate(bytes);
-    if (status.ok()) status = rig_.upload(at, array.data(), bytes);
+    rig_.upload(at, array.data(), bytes);
     if (writes) written.push_back({at, reinterpret_cast<const std::byte*>(array.data()), bytes});
     return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
   }
@@ -68,7 +64,6 @@ class DevicePlaces {
     size_t bytes;
   };
   std::vector<Written> written;
-  absl::Status status;
 
  private:
   KernelRig& rig_;
@@ -90,8 +85,8 @@ struct KernelRow {
 };
 // Times, with `bytes` in each of the larger arrays: 64 MiB and more for a rate that means
 // something.
-absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
-                                                    size_t bytes, int repeats);
+std::vector<KernelRow> time_kernels(KernelRig& rig, const Launcher& launcher, size_t bytes,
+                                    int repeats);
 std::string json_of(const KernelRow& row);
 
 }  // namespace baton::gpudirect

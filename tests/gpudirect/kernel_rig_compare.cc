@@ -29,15 +29,24 @@ class Comparison {
       std::vector<absl::Status (Launcher::*)(const Arguments&, uint64_t, Stream) const> launches,
       const Build& build, float within = 0) {
     rig_.clear();
+    try {
+      compare<Arguments>(names, launches, build, within);
+    } catch (const Failed& failed) {
+      differences.push_back(absl::StrFormat("%s: %s", names.back(), failed.what()));
+    }
+  }
+
+  std::vector<std::string> differences;
+
+ private:
+  template <class Arguments, class Names, class Launches, class Build>
+  void compare(const Names& names, const Launches& launches, const Build& build, float within) {
     DevicePlaces device(rig_);
     const Arguments there = build(device);
-    absl::Status status = device.status;
     {
       const Device::Current current(rig_.device());
-      for (const auto launch : launches) {
-        if (status.ok()) status = (launcher_.*launch)(there, kBlocks, rig_.stream());
-      }
-      if (status.ok()) status = rig_.wait();
+      for (const auto launch : launches) must((launcher_.*launch)(there, kBlocks, rig_.stream()));
+      rig_.wait();
     }
     HostPlaces host;
     const Arguments here = build(host);
@@ -46,25 +55,18 @@ class Comparison {
       if (wrong.has_value()) differences.push_back(*wrong);
     }
     std::vector<std::byte> back;
-    for (size_t i = 0; i < device.written.size() && status.ok(); ++i) {
+    for (size_t i = 0; i < device.written.size(); ++i) {
       const auto& [at, wanted, bytes] = device.written[i];
       back.resize(bytes);
-      status = rig_.download(back.data(), at, bytes);
+      rig_.download(back.data(), at, bytes);
       if (within > 0) replace_if_close(back, wanted, within);
       const auto differs = std::mismatch(back.begin(), back.end(), wanted).first - back.begin();
-      if (status.ok() && differs != static_cast<ptrdiff_t>(bytes)) {
+      if (differs != static_cast<ptrdiff_t>(bytes)) {
         differences.push_back(absl::StrFormat("%s: array %u differs from byte %d of %u on",
                                               names.back(), i, differs, bytes));
       }
     }
-    if (!status.ok()) {
-      differences.push_back(absl::StrFormat("%s: %s", names.back(), status.ToString()));
-    }
   }
-
-  std::vector<std::string> differences;
-
- private:
   static void replace_if_close(std::vector<std::byte>& numbers, const std::byte* wanted,
                                float within) {
     for (size_t at = 0; at + sizeof(float) <= numbers.size(); at += sizeof(float)) {

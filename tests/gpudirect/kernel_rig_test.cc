@@ -1,7 +1,7 @@
 // What is run on a GPU, over the fake: so that one run there shows the GPU and not its test.
 #include "tests/gpudirect/kernel_rig.h"
 
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/clean_driver.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -12,25 +12,18 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 TEST(KernelRig, ComparesAndTimesEveryKernel) {
-  FakeDriver fake;
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    const auto launcher = Launcher::load(**device, FakeDriver::image());
-    ASSERT_TRUE(launcher.ok()) << launcher.status();
-    auto rig = KernelRig::make(**device, 32 << 20);
-    ASSERT_TRUE(rig.ok()) << rig.status();
-    EXPECT_THAT(compare_kernels(**rig, **launcher), IsEmpty());
-    const auto rows = time_kernels(**rig, **launcher, 256 << 10, 1);
-    ASSERT_TRUE(rows.ok()) << rows.status();
-    std::set<std::string> names;
-    for (const KernelRow& row : *rows) names.insert(row.name);
-    EXPECT_EQ(names,
-              (std::set<std::string>{"adamw", "classifier", "copy", "gather", "gemm", "gemm bf16",
-                                     "gemm f32", "paged decode", "paged prefill", "reduce bf16",
-                                     "rms_norm", "rope and store", "sample"}));
-    EXPECT_THAT(json_of((*rows)[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
-  }
-  EXPECT_THAT(fake.finish(), IsEmpty());
+  CleanDriver fake;
+  const auto device = must(Device::open(FakeDriver::driver(), 0));
+  const auto launcher = must(Launcher::load(*device, FakeDriver::image()));
+  KernelRig rig(*device, 32 << 20);
+  EXPECT_THAT(compare_kernels(rig, *launcher), IsEmpty());
+  const std::vector<KernelRow> rows = time_kernels(rig, *launcher, 256 << 10, 1);
+  std::set<std::string> names;
+  for (const KernelRow& row : rows) names.insert(row.name);
+  EXPECT_EQ(names, (std::set<std::string>{"adamw", "classifier", "copy", "gather", "gemm",
+                                          "gemm bf16", "gemm f32", "paged decode", "paged prefill",
+                                          "reduce bf16", "rms_norm", "rope and store", "sample"}));
+  EXPECT_THAT(json_of(rows[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
 }
 
 TEST(KernelRig, SaysWhichGoalIsMissed) {

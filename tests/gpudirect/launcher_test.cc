@@ -16,14 +16,6 @@ using ::testing::IsEmpty;
 
 class LauncherTest : public testing::Test {
  protected:
-  explicit LauncherTest(FakeOptions options = {}) : fake_(std::move(options)) {
-    auto device = Device::open(FakeDriver::driver(), 0);
-    EXPECT_TRUE(device.ok()) << device.status();
-    device_ = *std::move(device);
-    auto launcher = Launcher::load(*device_, FakeDriver::image());
-    EXPECT_TRUE(launcher.ok()) << launcher.status();
-    launcher_ = *std::move(launcher);
-  }
   // sum = values + values, on the device's stream to the host.
   absl::Status add_twice(DevicePointer sum, DevicePointer values, uint64_t count) {
     const Device::Current current(*device_);
@@ -33,15 +25,10 @@ class LauncherTest : public testing::Test {
     return launcher_->reduce_sum(arguments, 4, device_->stream(Direction::kToHost));
   }
   std::vector<float> read(DevicePointer at) { return read_floats(fake_, at, 3); }
-  std::vector<std::string> finish() {
-    launcher_.reset();
-    device_.reset();
-    return fake_.finish();
-  }
 
   FakeDriver fake_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Launcher> launcher_;
+  std::unique_ptr<Device> device_ = *Device::open(FakeDriver::driver(), 0);
+  std::unique_ptr<Launcher> launcher_ = *Launcher::load(*device_, FakeDriver::image());
 };
 
 TEST_F(LauncherTest, AKernelRunsWhenItsStreamComesToIt) {
@@ -56,7 +43,9 @@ TEST_F(LauncherTest, AKernelRunsWhenItsStreamComesToIt) {
   fake_.run_all();
   EXPECT_EQ(read(memory + 8192), (std::vector<float>{4, 8, 12}));
   fake_.free(memory);
-  EXPECT_THAT(finish(), IsEmpty());
+  launcher_.reset();
+  device_.reset();
+  EXPECT_THAT(fake_.finish(), IsEmpty());
 }
 
 TEST_F(LauncherTest, AnIllegalAddressLosesTheDevice) {
@@ -85,29 +74,22 @@ TEST_F(LauncherTest, WithoutAnImageItSaysWhatToDo) {
 }
 
 TEST(Launcher, WithoutRoomItDoesNotSayThatTheDeviceIsTooOld) {
-  FakeDriver fake;
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    for (const Result result : {kNotSupported, kOutOfMemory, kLaunchFailed}) {
-      fake.fail_next("cuModuleLoadData", result);
-      const absl::Status status = Launcher::load(**device, FakeDriver::image()).status();
-      EXPECT_EQ(absl::IsUnimplemented(status), result == kNotSupported) << status;
-      EXPECT_EQ(absl::StrContains(status.message(), "compute capability"), result == kNotSupported)
-          << status;
-    }
+  CleanDriver fake;
+  const auto device = Device::open(FakeDriver::driver(), 0);
+  for (const Result result : {kNotSupported, kOutOfMemory, kLaunchFailed}) {
+    fake.fail_next("cuModuleLoadData", result);
+    const absl::Status status = Launcher::load(**device, FakeDriver::image()).status();
+    EXPECT_EQ(absl::IsUnimplemented(status), result == kNotSupported) << status;
+    EXPECT_EQ(absl::StrContains(status.message(), "compute capability"), result == kNotSupported)
+        << status;
   }
-  EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
 TEST(Launcher, ADriverOlderThanCuFuncLoadWillDo) {
-  FakeDriver fake({.version = 12020});
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    EXPECT_TRUE(Launcher::load(**device, FakeDriver::image()).ok());
-    EXPECT_EQ(fake.calls_of("cuFuncLoad"), 0u);
-  }
-  EXPECT_THAT(fake.finish(), IsEmpty());
+  CleanDriver fake({.version = 12020});
+  const auto device = Device::open(FakeDriver::driver(), 0);
+  EXPECT_TRUE(Launcher::load(**device, FakeDriver::image()).ok());
+  EXPECT_EQ(fake.calls_of("cuFuncLoad"), 0u);
 }
 
 }  // namespace

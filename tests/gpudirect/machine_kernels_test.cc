@@ -13,17 +13,15 @@ using KernelsOnThisMachine = WithKernelsOfThisMachine;
 // Promise(devices): Kernels compute the bits of the CPU's code | one source; multiply-adds are
 //   fused only where written
 TEST_F(KernelsOnThisMachine, WriteWhatTheirEmulationWrites) {
-  const auto rig = KernelRig::make(*device_, 64 << 20);
-  ASSERT_TRUE(rig.ok()) << rig.status();
-  EXPECT_THAT(compare_kernels(**rig, *launcher_), IsEmpty());
+  KernelRig rig(*device_, 64 << 20);
+  EXPECT_THAT(compare_kernels(rig, *launcher_), IsEmpty());
 }
 
 TEST_F(KernelsOnThisMachine, Times) {
-  const auto rig = KernelRig::make(*device_, size_t{2} << 30);
-  ASSERT_TRUE(rig.ok()) << rig.status();
-  const auto rows = time_kernels(**rig, *launcher_, 512 << 20, 20);
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  for (const KernelRow& row : *rows) std::printf("row %s\n", json_of(row).c_str());
+  KernelRig rig(*device_, size_t{2} << 30);
+  for (const KernelRow& row : time_kernels(rig, *launcher_, 512 << 20, 20)) {
+    std::printf("row %s\n", json_of(row).c_str());
+  }
 }
 
 }  // namespace

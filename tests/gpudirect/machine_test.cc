@@ -2,6 +2,7 @@
 // granted.
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/device_memory.h"
+#include "tests/gpudirect/kernel_rig.h"
 #include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 
@@ -9,7 +10,6 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr size_t kMiB = 1 << 20;
-constexpr size_t kChunk = 4 * kMiB;  // no copy is larger: the engine is blind to priority
 
 class OnThisMachine : public testing::Test {
  protected:
@@ -17,28 +17,8 @@ class OnThisMachine : public testing::Test {
     const absl::StatusOr<const Driver*> driver = machine_driver();
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
     driver_ = *driver;
-    auto device = Device::open(*driver_, 0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    device_ = *std::move(device);
+    device_ = must(Device::open(*driver_, 0));
   }
-  // Copies in chunks, and waits for the last.
-  absl::Status copy(DevicePointer to, DevicePointer from, size_t bytes, Direction direction) {
-    const Device::Current current(*device_);
-    absl::Status status = current.status();
-    for (size_t at = 0; status.ok() && at < bytes; at += kChunk) {
-      status =
-          device_->check(driver_->cuMemcpyAsync(to + at, from + at, std::min(kChunk, bytes - at),
-                                                device_->stream(direction)),
-                         "copying");
-    }
-    Result result = kNotReady;
-    while (status.ok() && result == kNotReady) {
-      result = driver_->cuStreamQuery(device_->stream(direction));
-      if (result != kNotReady) status = device_->check(result, "waiting for copies");
-    }
-    return status;
-  }
-
   const Driver* driver_ = nullptr;
   std::unique_ptr<Device> device_;
 };
@@ -49,41 +29,20 @@ TEST_F(OnThisMachine, TheFacts) {
 }
 
 TEST_F(OnThisMachine, BytesGoToASlabAndComeBack) {
-  constexpr size_t kBytes = 64 * kMiB;
-  const auto slab = DeviceSlab::create(*device_, kBytes);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  std::vector<uint32_t> sent(kBytes / sizeof(uint32_t));
+  std::vector<uint32_t> sent(16 * kMiB);
   for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<uint32_t>(i * 2654435761u);
   std::vector<uint32_t> back(sent.size());
-  {
-    const Device::Current current(*device_);
-    for (auto* host : {&sent, &back}) {
-      ASSERT_EQ(driver_->cuMemHostRegister(host->data(), kBytes, kHostPortable), kSuccess);
-    }
-  }
-  const auto address = [](const std::vector<uint32_t>& host) {
-    return static_cast<DevicePointer>(reinterpret_cast<uintptr_t>(host.data()));
-  };
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(copy((*slab)->span().data, address(sent), kBytes, Direction::kToDevice).ok());
-  const auto middle = std::chrono::steady_clock::now();
-  EXPECT_TRUE(copy(address(back), (*slab)->span().data, kBytes, Direction::kToHost).ok());
-  const auto end = std::chrono::steady_clock::now();
+  const size_t bytes = sent.size() * sizeof(uint32_t);
+  KernelRig rig(*device_, bytes);
+  const DevicePointer there = rig.allocate(bytes);
+  rig.upload(there, sent.data(), bytes);
+  rig.download(back.data(), there, bytes);
   EXPECT_TRUE(sent == back);
-  const auto rate = [](auto from, auto to) {
-    return static_cast<double>(kBytes) /
-           std::chrono::duration<double, std::nano>(to - from).count();
-  };
-  std::printf("to the device %.1f GB/s, back %.1f GB/s (64 MiB once, with its start)\n",
-              rate(begin, middle), rate(middle, end));
-  const Device::Current current(*device_);
-  for (auto* host : {&sent, &back}) EXPECT_EQ(driver_->cuMemHostUnregister(host->data()), kSuccess);
 }
 
 TEST_F(OnThisMachine, MemoryIsRecognised) {
-  const auto slab = DeviceSlab::create(*device_, 2 * kMiB);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  const DeviceSpan span = (*slab)->span();
+  const auto slab = must(DeviceSlab::create(*device_, 2 * kMiB));
+  const DeviceSpan span = slab->span();
   const auto facts = query_pointer(*driver_, span.data + 4096);
   ASSERT_TRUE(facts.ok()) << facts.status();
   EXPECT_TRUE(facts->device);
@@ -106,9 +65,8 @@ TEST_F(OnThisMachine, MemoryIsRecognised) {
 }
 
 TEST_F(OnThisMachine, ADmaBufIsMadeOrTheReasonSaid) {
-  const auto slab = DeviceSlab::create(*device_, 2 * kMiB);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  const DeviceSpan span = (*slab)->span();
+  const auto slab = must(DeviceSlab::create(*device_, 2 * kMiB));
+  const DeviceSpan span = slab->span();
   const CudaMemory memory([this] { return driver_; });
   const auto file = memory.dma_buf(reinterpret_cast<void*>(uintptr_t{span.data}), span.size);
   if (!file.ok()) {

@@ -6,50 +6,37 @@
 
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/registered_pages.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/clean_driver.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 struct Opened {
-  explicit Opened(FakeOptions options = {}) : fake(std::move(options)) {
-    device = *Device::open(FakeDriver::driver(), 0);
-  }
-  FakeDriver fake;
-  std::unique_ptr<Device> device;
+  explicit Opened(FakeOptions options = {}) : fake(std::move(options)) {}
+  CleanDriver fake;
+  const std::unique_ptr<Device> device = *Device::open(FakeDriver::driver(), 0);
 };
 
 TEST(DeviceSlab, IsMappedAndGivenBackWhole) {
   Opened opened;
-  {
-    const auto slab = DeviceSlab::create(*opened.device, 3 * kMiB);
-    ASSERT_TRUE(slab.ok()) << slab.status();
-    EXPECT_EQ((*slab)->span().size, 4 * kMiB);
-    EXPECT_TRUE((*slab)->rdma());
-    EXPECT_TRUE((*slab)->shareable());
-    opened.fake.write((*slab)->span().data + 5, "bytes");
-    EXPECT_EQ(opened.fake.read((*slab)->span().data + 5, 5), "bytes");
-  }
-  opened.device.reset();
-  EXPECT_THAT(opened.fake.finish(), IsEmpty());
+  const auto slab = must(DeviceSlab::create(*opened.device, 3 * kMiB));
+  EXPECT_EQ(slab->span().size, 4 * kMiB);
+  EXPECT_TRUE(slab->rdma());
+  EXPECT_TRUE(slab->shareable());
+  opened.fake.write(slab->span().data + 5, "bytes");
+  EXPECT_EQ(opened.fake.read(slab->span().data + 5, 5), "bytes");
 }
 
 TEST(DeviceSlab, AsksForNothingThatTheDeviceCannot) {
   Attributes attributes = h100();
   attributes[kRdmaWithVirtualMemory] = attributes[kHandleTypePosixFd] = 0;
   Opened opened({.attributes = attributes});
-  {
-    const auto slab = DeviceSlab::create(*opened.device, kMiB);
-    ASSERT_TRUE(slab.ok()) << slab.status();
-    EXPECT_FALSE((*slab)->rdma());
-    EXPECT_FALSE((*slab)->shareable());
-  }
-  opened.device.reset();
-  EXPECT_THAT(opened.fake.finish(), IsEmpty());
+  const auto slab = must(DeviceSlab::create(*opened.device, kMiB));
+  EXPECT_FALSE(slab->rdma());
+  EXPECT_FALSE(slab->shareable());
 }
 
 TEST(DeviceSlab, NoSlabWithoutVirtualMemoryOrBytes) {
@@ -116,19 +103,17 @@ TEST(HostPages, ADeviceWithoutANumaNodeLeavesPagesInPlace) {
 }
 
 TEST(Adopt, CutsWhereAllocationsMeet) {
-  FakeDriver fake;
+  CleanDriver fake;
   const Driver driver = FakeDriver::driver();
   const DevicePointer base = fake.allocate_segments(3, 2 * kMiB);
-  const auto parts = adopt(driver, {base + kMiB, 4 * kMiB});
-  ASSERT_TRUE(parts.ok()) << parts.status();
-  ASSERT_EQ(parts->size(), 3u);
-  EXPECT_EQ((*parts)[0].data, base + kMiB);
-  EXPECT_EQ((*parts)[0].size, kMiB);
-  EXPECT_EQ((*parts)[1].size, 2 * kMiB);
-  EXPECT_EQ((*parts)[2].size, kMiB);
+  const auto parts = must(adopt(driver, {base + kMiB, 4 * kMiB}));
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts[0].data, base + kMiB);
+  EXPECT_EQ(parts[0].size, kMiB);
+  EXPECT_EQ(parts[1].size, 2 * kMiB);
+  EXPECT_EQ(parts[2].size, kMiB);
   EXPECT_EQ(adopt(driver, {base, 2 * kMiB})->size(), 1u);
   fake.free(base);
-  EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
 TEST(Adopt, RefusesWhatNoTransferCanUse) {

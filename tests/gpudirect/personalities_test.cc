@@ -46,45 +46,25 @@ class Personalities : public testing::TestWithParam<const char*> {};
 TEST_P(Personalities, MemoryOfADeviceMovesAndTheReasonIsOneLine) {
   for (const Personality& each : personalities()) {
     SCOPED_TRACE(each.name);
-    InstalledFake fake(each.options);
-    {
-      End a(fake, GetParam());
-      End b(fake, GetParam());
-      a.make_by_malloc();
-      b.make_by_malloc();
-      std::fill_n(a.view(), kSharedBytes, std::byte{7});
-      EXPECT_TRUE(a.exchange(b.offer(), b.worker.get()));
-      EXPECT_EQ(b.view()[kSharedBytes - 1], std::byte{7});
-      const bool direct = each.maps && std::string_view(GetParam()) == "shm";
-      EXPECT_EQ(a.worker->stats().staged_transfers, direct ? 0u : 2u);
-      const PeerId peer = a.peer;
-      const std::string text = a.worker->explain(peer);
-      EXPECT_THAT(text, HasSubstr(each.said));
-      EXPECT_THAT(text, testing::Not(HasSubstr("\n")));
+    CleanFake fake(each.options);
+    End a(fake, GetParam());
+    End b(fake, GetParam());
+    a.make_by_malloc();
+    b.make_by_malloc();
+    std::fill_n(a.view(), kSharedBytes, std::byte{7});
+    EXPECT_TRUE(a.exchange(b.offer(), b.worker.get()));
+    EXPECT_EQ(b.view()[kSharedBytes - 1], std::byte{7});
+    const bool direct = each.maps && std::string_view(GetParam()) == "shm";
+    EXPECT_EQ(a.worker->stats().staged_transfers, direct ? 0u : 2u);
+    const std::string text = a.worker->explain(a.peer);
+    EXPECT_THAT(text, HasSubstr(each.said));
+    EXPECT_THAT(text, testing::Not(HasSubstr("\n")));
 
-      // The host's goes on, and nothing of it is staged.
-      std::vector<std::byte> here(kSharedBytes, std::byte{3});
-      std::vector<std::byte> there(kSharedBytes);
-      const auto near = a.worker->register_memory(here.data(), here.size());
-      const auto far = b.worker->register_memory(there.data(), there.size());
-      ASSERT_TRUE(near.ok() && far.ok());
-      const auto id = a.worker->submit({.peer = peer,
-                                        .local = *near,
-                                        .local_layout = Layout::contiguous(0, kSharedBytes),
-                                        .remote = *b.worker->remote_region(*far),
-                                        .remote_layout = Layout::contiguous(0, kSharedBytes)});
-      ASSERT_TRUE(id.ok()) << id.status();
-      a.until([&] {
-        b.worker->progress();
-        return ended(*a.worker->state(*id));
-      });
-      EXPECT_TRUE(a.worker->status(*id).ok()) << a.worker->status(*id);
-      EXPECT_EQ(here, there);
-      EXPECT_EQ(a.worker->stats().staged_transfers, direct ? 0u : 2u);
-      a.give_back();
-      b.give_back();
-    }
-    fake.expect_clean();
+    // The host's goes on, and nothing of it is staged.
+    expect_host_moves(*a.worker, *b.worker);
+    EXPECT_EQ(a.worker->stats().staged_transfers, direct ? 0u : 2u);
+    a.give_back();
+    b.give_back();
   }
 }
 
@@ -93,14 +73,10 @@ INSTANTIATE_TEST_SUITE_P(Over, Personalities, testing::Values("shm", "tcp"),
 
 // Slabs of ours are made without what the driver only says it has.
 TEST(LackingDrivers, MemoryIsCreatedWithoutRdmaWhereTheDriverLacksIt) {
-  InstalledFake fake({.rdma_access = false});
-  {
-    const auto buffer = internal::device_memory()->allocate(0, 1 << 20);
-    ASSERT_TRUE(buffer.ok()) << buffer.status();
-    std::array<std::byte, 4> bytes{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
-    EXPECT_TRUE((*buffer)->put(0, bytes).ok());
-  }
-  fake.expect_clean();
+  CleanFake fake({.rdma_access = false});
+  const auto buffer = must(internal::device_memory()->allocate(0, 1 << 20));
+  std::array<std::byte, 4> bytes{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}};
+  EXPECT_TRUE(buffer->put(0, bytes).ok());
 }
 
 }  // namespace

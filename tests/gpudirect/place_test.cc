@@ -10,10 +10,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Without kernels, and without costs of copies.
-struct Machine : InstalledFake {
+struct Machine : CleanFake {
   explicit Machine(FakeOptions options = {})
-      : InstalledFake(std::move(options), {.kernels = {}, .table = CopyTable{}}) {}
-  ~Machine() { expect_clean(); }
+      : CleanFake(std::move(options), {.kernels = {}, .table = CopyTable{}}) {}
   static void* address(DevicePointer at) { return pointer_of<void>(at); }
 };
 
@@ -22,9 +21,8 @@ struct Machine : InstalledFake {
 TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
   const CudaMemory memory([]() -> const Driver* { return nullptr; });
   int here = 0;
-  const auto place = memory.place(&here, sizeof here);
-  ASSERT_TRUE(place.ok());
-  EXPECT_EQ(place->kind, MemoryKind::kHost);
+  const auto place = must(memory.place(&here, sizeof here));
+  EXPECT_EQ(place.kind, MemoryKind::kHost);
   EXPECT_EQ(memory.dma_buf(&here, sizeof here).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_FALSE(driver_in_process());
 }
@@ -41,26 +39,22 @@ TEST(Place, HostMemoryStaysTheHostsWhateverTheDriverKnows) {
   Machine machine;
   std::vector<std::byte> host(kMiB);
   StubWorker stub;
-  const auto region = stub.worker->register_memory(host.data(), host.size());
-  ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_EQ(region->place, MemoryPlace{});
+  const auto region = must(stub.worker->register_memory(host.data(), host.size()));
+  EXPECT_EQ(region.place, MemoryPlace{});
 }
 
 TEST(Place, DeviceMemoryThatNoProviderReachesIsStaged) {
   Machine machine({.devices = 2, .attributes = without_dma_buf()});
   const DevicePointer at = machine.fake().allocate(kMiB, 1);
-  const auto place = machine.memory().place(Machine::address(at), kMiB);
-  ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_EQ(*place, (MemoryPlace{MemoryKind::kDevice, 1}));
+  const auto place = must(machine.memory().place(Machine::address(at), kMiB));
+  EXPECT_EQ(place, (MemoryPlace{MemoryKind::kDevice, 1}));
   {
     StubWorker stub;
-    const auto region = stub.worker->register_memory(Machine::address(at), kMiB);
-    ASSERT_TRUE(region.ok()) << region.status();
-    EXPECT_EQ(region->place, *place);
-    const auto remote = stub.worker->remote_region(*region);
-    ASSERT_TRUE(remote.ok());
-    EXPECT_EQ(remote->kind, MemoryKind::kDevice);
-    EXPECT_FALSE(remote->direct);
+    const auto region = must(stub.worker->register_memory(Machine::address(at), kMiB));
+    EXPECT_EQ(region.place, place);
+    const auto remote = must(stub.worker->remote_region(region));
+    EXPECT_EQ(remote.kind, MemoryKind::kDevice);
+    EXPECT_FALSE(remote.direct);
     EXPECT_EQ(machine.fake().calls_of("cuMemHostRegister"), 2u);  // the ring, and gates for streams
   }
   machine.fake().free(at);
@@ -105,12 +99,11 @@ TEST(Place, WhatNoTransferCanUseIsRefusedInOneLine) {
 TEST(Place, ADmaBufIsOfTheWholePagesAround) {
   Machine machine;
   const DevicePointer at = machine.fake().allocate(kMiB);
-  const auto file = machine.memory().dma_buf(Machine::address(at + 4096 + 100), 8192);
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_TRUE(file->dma_buf);
-  EXPECT_EQ(file->offset, 100u);
-  EXPECT_GE(file->fd, 0);
-  close(file->fd);
+  const auto file = must(machine.memory().dma_buf(Machine::address(at + 4096 + 100), 8192));
+  EXPECT_TRUE(file.dma_buf);
+  EXPECT_EQ(file.offset, 100u);
+  EXPECT_GE(file.fd, 0);
+  close(file.fd);
   machine.fake().free(at);
 }
 

@@ -1,6 +1,7 @@
-// A vector for a collective, in the host's memory or in a device's.
+// Vectors for collectives, in the host's memory or in a device's.
 #pragma once
 
+#include "collectives/communicator.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/std.h"
 
@@ -22,6 +23,7 @@ class Placed {
   Placed(const Placed&) = delete;
   Placed& operator=(const Placed&) = delete;
 
+  size_t size() const { return values_.size(); }
   T* data() { return gpu_ != nullptr ? gpudirect::pointer_of<T>(at_ + skip_) : values_.data(); }
   void put(const std::vector<T>& values) { std::memcpy(view(), values.data(), bytes()); }
   std::vector<T> get() {
@@ -41,5 +43,22 @@ class Placed {
   std::vector<T> values_;
   gpudirect::DevicePointer at_ = 0;
 };
+
+using Bytes = Placed<std::byte>;
+inline std::vector<std::byte> all_of(size_t bytes, uint8_t value) {
+  return std::vector<std::byte>(bytes, std::byte{value});
+}
+// The sum over the ranks, in place.
+inline absl::Status sum(Communicator& comm, Bytes& both, const CallOptions& how = {}) {
+  return comm.all_reduce(both.data(), both.data(), both.size(), DataType::kU8, ReduceOp::kSum, how);
+}
+
+// With kernels, and what a sum by one is taken to cost: so many nanoseconds.
+inline gpudirect::CudaMemory::Options with_kernels(double start = 0) {
+  gpudirect::SumCosts costs;
+  costs.start.fill(start);
+  return {
+      .kernels = gpudirect::FakeDriver::image(), .table = gpudirect::CopyTable{}, .sums = costs};
+}
 
 }  // namespace baton

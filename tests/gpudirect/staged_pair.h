@@ -2,9 +2,7 @@
 // both sides.
 #pragma once
 
-#include "gpudirect/contract/memory_place.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "transport/worker.h"
@@ -26,10 +24,9 @@ class StagedPair : public testing::Test {
   void start(const char* provider = "tcp", gpudirect::FakeOptions options = {}) {
     options.attributes.erase(gpudirect::kDmaBufSupported);
     options.ipc_handles = false;  // over shm too
-    gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
-    driver_ = gpudirect::FakeDriver::driver();
-    memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; }, means_);
-    internal::use_device_memory(memory_.get());
+    installed_.emplace(std::move(options), means_);
+    gpu_ = &installed_->fake();
+    driver_ = installed_->driver();
     for (Side* side : {&a_, &b_}) {
       WorkerOptions worker;
       worker.name = side == &a_ ? "a" : "b";
@@ -38,15 +35,11 @@ class StagedPair : public testing::Test {
       worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
       if (side == &a_) worker.max_transfers = max_transfers_;
       worker.settings.insert(worker.settings.end(), settings_.begin(), settings_.end());
-      auto made = Worker::create(std::move(worker));
-      ASSERT_TRUE(made.ok()) << made.status();
-      side->worker = *std::move(made);
+      side->worker = must(Worker::create(std::move(worker)));
       side->at = gpu_->allocate(kBytes);
       side->host.resize(kBytes);
-      auto region =
-          side->worker->register_memory(reinterpret_cast<void*>(uintptr_t{side->at}), kBytes);
-      ASSERT_TRUE(region.ok()) << region.status();
-      side->device_region = *region;
+      side->device_region =
+          must(side->worker->register_memory(gpudirect::pointer_of<void>(side->at), kBytes));
       side->host_region = *side->worker->register_memory(side->host.data(), kBytes);
     }
     a_.peer = *a_.worker->connect(b_.worker->address());
@@ -54,15 +47,8 @@ class StagedPair : public testing::Test {
   }
   void TearDown() override {
     for (Side* side : {&a_, &b_}) side->worker.reset();
-    internal::use_device_memory(nullptr);
-    memory_.reset();
     for (Side* side : {&a_, &b_}) gpu_->free(side->at);
-    if (!lost_) {
-      EXPECT_THAT(gpu_->finish(), testing::IsEmpty());
-    } else {
-      EXPECT_THAT(gpu_->violations(), testing::IsEmpty());
-    }
-    gpu_.reset();
+    installed_.reset();
   }
 
   void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) {
@@ -102,12 +88,11 @@ class StagedPair : public testing::Test {
     return id.ok() ? finish(*id) : id.status();
   }
 
-  std::unique_ptr<gpudirect::FakeDriver> gpu_;
+  std::optional<gpudirect::CleanFake> installed_;
+  gpudirect::FakeDriver* gpu_ = nullptr;
   gpudirect::Driver driver_;
-  std::unique_ptr<gpudirect::CudaMemory> memory_;
   Side a_;
   Side b_;
-  bool lost_ = false;
   // How start() makes them.
   gpudirect::CudaMemory::Options means_ = gpudirect::options_of_this_test();
   SettingValues settings_;

@@ -8,7 +8,6 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
-using Of = Block::Of;
 
 // Between two agents, and of one with itself.
 TEST_P(DeviceAgents, EveryPairOfKindsMovesThePagesItNamesAndNoOthers) {
@@ -37,9 +36,8 @@ TEST_P(DeviceAgents, EveryPairOfKindsMovesThePagesItNamesAndNoOthers) {
           std::byte* const b = &there[to[i] * (kBytes / 256)];
           op == Op::kWrite ? std::copy_n(a, kPage, b) : std::copy_n(b, kPage, a);
         }
-        const auto move = a_->make_transfer(op, *local, from, *remote, to, "six pages");
-        ASSERT_TRUE(move.ok()) << move.status();
-        const absl::Status status = run(*move);
+        const auto move = must(a_->make_transfer(op, *local, from, *remote, to, "six pages"));
+        const absl::Status status = run(move);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_TRUE(mine->bytes() == here);
         EXPECT_TRUE(theirs->bytes() == there);
@@ -49,17 +47,16 @@ TEST_P(DeviceAgents, EveryPairOfKindsMovesThePagesItNamesAndNoOthers) {
           return !heard.empty();
         });
         EXPECT_EQ(heard[0].payload, "six pages");
-        EXPECT_TRUE(a_->release(*move).ok());
+        EXPECT_TRUE(a_->release(move).ok());
 
         // All of it, and without prepared lists.
-        const auto whole = a_->make_transfer(op, {{mine->whole()}}, {{theirs->whole()}},
-                                             other.name(), {}, theirs->kind(), mine->kind());
-        ASSERT_TRUE(whole.ok()) << whole.status();
+        const auto whole = must(a_->make_transfer(op, {{mine->whole()}}, {{theirs->whole()}},
+                                                  other.name(), {}, theirs->kind(), mine->kind()));
         mine->fill(33);
         const std::vector<std::byte> sent = op == Op::kWrite ? mine->bytes() : theirs->bytes();
-        ASSERT_TRUE(run(*whole).ok()) << a_->status(*whole);
+        ASSERT_TRUE(run(whole).ok()) << a_->status(whole);
         EXPECT_TRUE(mine->bytes() == sent && theirs->bytes() == sent);
-        EXPECT_TRUE(a_->release(*whole).ok());
+        EXPECT_TRUE(a_->release(whole).ok());
       }
       if (!with_itself && near && far) {
         EXPECT_THAT(a_->explain("beta"), HasSubstr(GetParam().explained));
@@ -81,12 +78,11 @@ TEST_P(DeviceAgents, BetweenTwoDevices) {
   EXPECT_TRUE(a_->has_remote("beta", {theirs->whole()}, MemoryKind::kVram));
   const Descriptor elsewhere = {theirs->whole().address, theirs->whole().bytes, 1};
   EXPECT_FALSE(a_->has_remote("beta", {elsewhere}, MemoryKind::kVram));
-  const auto move = a_->make_transfer(Op::kWrite, {{mine->whole()}}, {{theirs->whole()}}, "beta",
-                                      {}, MemoryKind::kVram, MemoryKind::kVram);
-  ASSERT_TRUE(move.ok()) << move.status();
-  ASSERT_TRUE(run(*move).ok()) << a_->status(*move);
+  const auto move = must(a_->make_transfer(Op::kWrite, {{mine->whole()}}, {{theirs->whole()}},
+                                           "beta", {}, MemoryKind::kVram, MemoryKind::kVram));
+  ASSERT_TRUE(run(move).ok()) << a_->status(move);
   EXPECT_TRUE(theirs->bytes() == mine->bytes());
-  EXPECT_TRUE(a_->release(*move).ok());
+  EXPECT_TRUE(a_->release(move).ok());
 }
 
 TEST_P(DeviceAgents, TheKindIsPartOfWhatARangeIs) {

@@ -9,8 +9,8 @@
 namespace baton::kvtransfer {
 namespace {
 
+using gpudirect::CleanFake;
 using gpudirect::FakeDriver;
-using gpudirect::InstalledFake;
 
 constexpr uint32_t kLayers = 2, kBlocks = 6, kHeads = 4, kHeadSize = 8, kTokens = 40;
 constexpr uint32_t kPrefillBlock = 16, kDecodeBlock = 8;
@@ -83,57 +83,53 @@ TEST_P(DeviceConnectors, EndInTheSameNumbers) {
   const std::vector<uint32_t> here = {4, 1, 2}, there = {5, 0, 3, 1, 2};
   gpudirect::FakeOptions without;
   without.attributes.erase(gpudirect::kDmaBufSupported);
-  InstalledFake driver(without);
+  CleanFake driver(without);
   const auto turn = [&] { driver.fake().run_all(); };
-  {
-    std::vector<std::unique_ptr<Side>> prefill;
-    KvLoad load;
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      prefill.push_back(
-          std::make_unique<Side>(driver.fake(), "prefill", kPrefillBlock, rank, ranks));
-      prefill.back()->for_each(here, [](uint16_t& at, uint16_t number) { at = number; });
-      load.shards.push_back(prefill.back()->connector->address());
-    }
-    Side decode(driver.fake(), "decode", kDecodeBlock, 0, 1);
-    load.id = 1;
-    load.pull = !push;
-    load.tokens.assign(kTokens, 3);
-    load.blocks = there;
-    ASSERT_TRUE(decode.connector->start_load(load).ok());
-    size_t computed = 0;
-    std::vector<uint64_t> jobs(prefill.size());
-    until(
-        [&] {
-          for (size_t i = 0; i < prefill.size(); ++i) {
-            KvConnector& each = *prefill[i]->connector;
-            each.progress();
-            const std::optional<KvJob> job = each.next_job();
-            if (!job) continue;
-            jobs[i] = job->job;
-            for (uint32_t layer = 0; layer < kLayers; ++layer) {
-              EXPECT_TRUE(each.save_layer(job->job, layer, 0, here).ok());
-            }
-            EXPECT_TRUE(each.give_payload(job->job, "a token").ok());
-            each.finish_job(job->job, absl::OkStatus());
-            ++computed;
-          }
-          decode.connector->progress();
-          return !decode.connector->load_status(1).ok() ||
-                 (computed == prefill.size() && decode.connector->layers_loaded(1) == kLayers &&
-                  decode.connector->load_payload(1).ok());
-        },
-        turn);
-    EXPECT_TRUE(decode.connector->load_status(1).ok()) << decode.connector->load_status(1);
-    size_t wrong = 0;
-    decode.for_each(there, [&](uint16_t& at, uint16_t number) { wrong += at == number ? 0 : 1; });
-    EXPECT_EQ(wrong, 0U);
-    EXPECT_EQ(*decode.connector->load_payload(1), "a token");
-    until([&] { return decode.connector->end_load(1); }, turn);
-    for (size_t i = 0; i < prefill.size(); ++i) {
-      until([&] { return prefill[i]->connector->is_saved(jobs[i]); }, turn);
-    }
+  std::vector<std::unique_ptr<Side>> prefill;
+  KvLoad load;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    prefill.push_back(std::make_unique<Side>(driver.fake(), "prefill", kPrefillBlock, rank, ranks));
+    prefill.back()->for_each(here, [](uint16_t& at, uint16_t number) { at = number; });
+    load.shards.push_back(prefill.back()->connector->address());
   }
-  driver.expect_clean();
+  Side decode(driver.fake(), "decode", kDecodeBlock, 0, 1);
+  load.id = 1;
+  load.pull = !push;
+  load.tokens.assign(kTokens, 3);
+  load.blocks = there;
+  ASSERT_TRUE(decode.connector->start_load(load).ok());
+  size_t computed = 0;
+  std::vector<uint64_t> jobs(prefill.size());
+  until(
+      [&] {
+        for (size_t i = 0; i < prefill.size(); ++i) {
+          KvConnector& each = *prefill[i]->connector;
+          each.progress();
+          const std::optional<KvJob> job = each.next_job();
+          if (!job) continue;
+          jobs[i] = job->job;
+          for (uint32_t layer = 0; layer < kLayers; ++layer) {
+            EXPECT_TRUE(each.save_layer(job->job, layer, 0, here).ok());
+          }
+          EXPECT_TRUE(each.give_payload(job->job, "a token").ok());
+          each.finish_job(job->job, absl::OkStatus());
+          ++computed;
+        }
+        decode.connector->progress();
+        return !decode.connector->load_status(1).ok() ||
+               (computed == prefill.size() && decode.connector->layers_loaded(1) == kLayers &&
+                decode.connector->load_payload(1).ok());
+      },
+      turn);
+  EXPECT_TRUE(decode.connector->load_status(1).ok()) << decode.connector->load_status(1);
+  size_t wrong = 0;
+  decode.for_each(there, [&](uint16_t& at, uint16_t number) { wrong += at == number ? 0 : 1; });
+  EXPECT_EQ(wrong, 0U);
+  EXPECT_EQ(*decode.connector->load_payload(1), "a token");
+  until([&] { return decode.connector->end_load(1); }, turn);
+  for (size_t i = 0; i < prefill.size(); ++i) {
+    until([&] { return prefill[i]->connector->is_saved(jobs[i]); }, turn);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceConnectors,

@@ -85,8 +85,8 @@ class Block {
 };
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
-                                           bool thread = false, Surroundings* around = nullptr) {
-  AgentOptions options = agent_options(name, provider, thread);
+                                           Surroundings* around = nullptr) {
+  AgentOptions options = agent_options(name, provider, false);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
   if (around != nullptr) {
     options.worker.providers.clear();
@@ -121,27 +121,22 @@ class DeviceAgents : public testing::TestWithParam<DeviceWay> {
       options.attributes.erase(gpudirect::kDmaBufSupported);
     }
     options.ipc_handles = !std::string_view(GetParam().explained).starts_with("staged");
-    driver_ =
-        std::make_unique<InstalledFake>(std::move(options), gpudirect::options_of_this_test());
-    a_ = agent("alpha");
-    b_ = agent("beta");
-  }
-  std::unique_ptr<Agent> agent(const char* name, bool thread = false) {
-    return device_agent(name, GetParam().provider, thread, adapters_.get());
+    driver_.emplace(std::move(options));
+    a_ = device_agent("alpha", GetParam().provider, adapters_.get());
+    b_ = device_agent("beta", GetParam().provider, adapters_.get());
   }
   void TearDown() override {
     a_.reset();
     b_.reset();
-    if (driver_ != nullptr) driver_->expect_clean();
     driver_.reset();
     if (adapters_ != nullptr) adapters_->check();
     adapters_.reset();
   }
   static bool adapters() { return std::string_view(GetParam().provider) == "verbs_fake"; }
-  Block::Of of(bool device) const { return device ? GetParam().device : Block::Of::kHost; }
   std::unique_ptr<Block> block(bool device, Agent& agent, int seed, size_t bytes = kBytes,
                                int ordinal = 0) {
-    return std::make_unique<Block>(of(device), agent, *driver_, bytes, seed, ordinal);
+    return std::make_unique<Block>(device ? GetParam().device : Block::Of::kHost, agent, *driver_,
+                                   bytes, seed, ordinal);
   }
   absl::Status run(AgentTransferId id) {
     if (absl::Status status = a_->post(id); !status.ok()) return status;
@@ -158,7 +153,7 @@ class DeviceAgents : public testing::TestWithParam<DeviceWay> {
   }
 
   std::unique_ptr<Surroundings> adapters_;
-  std::unique_ptr<InstalledFake> driver_;
+  std::optional<gpudirect::CleanFake> driver_;
   std::unique_ptr<Agent> a_, b_;
 };
 

@@ -137,11 +137,11 @@ class GpuGemmTest : public WithDevice {
     for (const float value : normal(kN * kK, 1)) w_.push_back(engine::bf16_from_float(value));
     a_ = normal(kRows * kK, 2);
     c_ = normal(kRows * kN, 3);
-    w_at_ = rig_->allocate(w_.size() * 2);
-    a_at_ = rig_->allocate(a_.size() * 4);
-    c_at_ = rig_->allocate(c_.size() * 4);
-    ASSERT_TRUE(rig_->upload(w_at_, w_.data(), w_.size() * 2).ok());
-    ASSERT_TRUE(rig_->upload(a_at_, a_.data(), a_.size() * 4).ok());
+    w_at_ = rig_.allocate(w_.size() * 2);
+    a_at_ = rig_.allocate(a_.size() * 4);
+    c_at_ = rig_.allocate(c_.size() * 4);
+    rig_.upload(w_at_, w_.data(), w_.size() * 2);
+    rig_.upload(a_at_, a_.data(), a_.size() * 4);
   }
   void TearDown() override {
     gemm_ = nullptr;
@@ -149,31 +149,27 @@ class GpuGemmTest : public WithDevice {
   }
   void make_gemm(const absl::StatusOr<const CublasLt*>& table) {
     const Device::Current current(*device_);
-    auto made = GpuGemm::make(*device_, *launcher_, rig_->stream(), table, kRows, kK);
-    ASSERT_TRUE(made.ok()) << made.status();
-    gemm_ = *std::move(made);
-    const absl::Status status = gemm_->pin(kN, kK, pointer_of<const uint16_t>(w_at_));
-    ASSERT_TRUE(status.ok()) << status;
+    gemm_ = must(GpuGemm::make(*device_, *launcher_, rig_.stream(), table, kRows, kK));
+    must(gemm_->pin(kN, kK, pointer_of<const uint16_t>(w_at_)));
     blas_.products = 0;
   }
   // The product of so many rows, onto c or not, beside the plain loops.
   void expect_product(uint32_t m, bool accumulate) {
-    ASSERT_TRUE(rig_->upload(c_at_, c_.data(), c_.size() * 4).ok());
+    rig_.upload(c_at_, c_.data(), c_.size() * 4);
     {
       const Device::Current current(*device_);
-      const absl::Status status = gemm_->multiply({.a = pointer_of<const float>(a_at_),
-                                                   .w = pointer_of<const uint16_t>(w_at_),
-                                                   .c = pointer_of<float>(c_at_),
-                                                   .m = m,
-                                                   .n = kN,
-                                                   .k = kK,
-                                                   .lda = kK,
-                                                   .ldc = kN,
-                                                   .accumulate = accumulate ? 1u : 0u});
-      ASSERT_TRUE(status.ok()) << status;
+      must(gemm_->multiply({.a = pointer_of<const float>(a_at_),
+                            .w = pointer_of<const uint16_t>(w_at_),
+                            .c = pointer_of<float>(c_at_),
+                            .m = m,
+                            .n = kN,
+                            .k = kK,
+                            .lda = kK,
+                            .ldc = kN,
+                            .accumulate = accumulate ? 1u : 0u}));
     }
     std::vector<float> ours(c_.size()), wanted = c_;
-    ASSERT_TRUE(rig_->download(ours.data(), c_at_, ours.size() * 4).ok());
+    rig_.download(ours.data(), c_at_, ours.size() * 4);
     engine::reference_gemm_bf16(static_cast<int>(m), kN, kK, a_.data(), kK, w_.data(),
                                 wanted.data(), kN, accumulate);
     EXPECT_EQ(ours, wanted) << m;
@@ -181,7 +177,7 @@ class GpuGemmTest : public WithDevice {
 
   FakeBlas blas_;
   CublasLt table_;
-  std::unique_ptr<KernelRig> rig_ = *KernelRig::make(*device_, 2 << 20);
+  KernelRig rig_{*device_, 2 << 20};
   std::unique_ptr<GpuGemm> gemm_;
   std::vector<uint16_t> w_;
   std::vector<float> a_, c_;

@@ -4,6 +4,7 @@
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/gpudirect/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -38,6 +39,13 @@ class InstalledFake {
   FakeDriver fake_;
   Driver driver_;
   std::unique_ptr<CudaMemory> memory_;
+};
+
+// Before all that uses devices: at its end all of that has ended.
+class CleanFake : public InstalledFake {
+ public:
+  using InstalledFake::InstalledFake;
+  ~CleanFake() { expect_clean(); }
 };
 
 }  // namespace baton::gpudirect

@@ -4,8 +4,7 @@
 
 #include "gpudirect/device.h"
 #include "gpudirect/launcher.h"
-#include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/test.h"
+#include "tests/gpudirect/fake/clean_driver.h"
 
 namespace baton::gpudirect {
 
@@ -15,14 +14,8 @@ class WithDevice : public testing::Test {
       : fake_(std::move(options)),
         device_(*Device::open(FakeDriver::driver(), 0)),
         launcher_(*Launcher::load(*device_, FakeDriver::image())) {}
-  // Behind the members of whoever inherits.
-  ~WithDevice() override {
-    launcher_.reset();
-    device_.reset();
-    EXPECT_THAT(fake_.finish(), testing::IsEmpty());
-  }
 
-  FakeDriver fake_;
+  CleanDriver fake_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Launcher> launcher_;
 };

@@ -9,6 +9,7 @@
 
 namespace baton {
 
+using gpudirect::CleanFake;
 using gpudirect::InstalledFake;
 
 inline constexpr size_t kSharedBytes = 1 << 20;
@@ -111,6 +112,62 @@ class End {
   InstalledFake& installed_;
 };
 
+// Two workers of this process over shm that have met, each with memory of the device.
+struct MappedPair {
+  explicit MappedPair(InstalledFake& fake, const End::Settings& more = {},
+                      size_t bytes = kSharedBytes)
+      : a(fake, "shm", more), b(fake, "shm") {
+    for (End* end : {&a, &b}) end->make(0, bytes);
+    a.peer = *a.worker->connect(b.worker->address());
+    until([&] { return a.worker->peer_state(a.peer) == PeerState::kUp; });
+  }
+  void turn() const {
+    a.worker->progress();
+    if (b.worker != nullptr) b.worker->progress();
+  }
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) const {
+    baton::until(
+        fact, [&] { turn(); }, [&] { return state_of(a.worker->stats(), "a"); }, from);
+  }
+  TransferRequest request(Op op, const Layout& near, const Layout& far) const {
+    return {.op = op,
+            .peer = a.peer,
+            .local = a.region,
+            .local_layout = near,
+            .remote = *b.worker->remote_region(b.region),
+            .remote_layout = far};
+  }
+  absl::Status finish(TransferId id) const {
+    until([&] { return ended(*a.worker->state(id)); });
+    absl::Status status = a.worker->status(id);
+    EXPECT_TRUE(a.worker->release(id).ok());
+    return status;
+  }
+  absl::Status run(const TransferRequest& request) const {
+    const auto id = a.worker->submit(request);
+    return id.ok() ? finish(*id) : id.status();
+  }
+  End a, b;
+};
+
+// The host's memory moves from one worker of this process to the other.
+inline void expect_host_moves(Worker& a, Worker& b) {
+  std::vector<std::byte> from(300'000, std::byte{3}), to(300'000);
+  const auto near = a.register_memory(from.data(), from.size());
+  const auto far = b.register_memory(to.data(), to.size());
+  ASSERT_TRUE(near.ok() && far.ok()) << near.status() << far.status();
+  const auto id = a.submit({.peer = *a.connect(b.address()),
+                            .local = *near,
+                            .local_layout = Layout::contiguous(0, from.size()),
+                            .remote = *b.remote_region(*far),
+                            .remote_layout = Layout::contiguous(0, from.size())});
+  ASSERT_TRUE(id.ok()) << id.status();
+  until([&] { return ended(*a.state(*id)); }, [&] { a.progress(), b.progress(); },
+        [&] { return state_of(a.stats(), "a") + state_of(b.stats(), "b"); });
+  EXPECT_TRUE(a.status(*id).ok()) << a.status(*id);
+  EXPECT_TRUE(from == to);
+}
+
 struct Pipe {
   Pipe() { EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0); }
   ~Pipe() {
@@ -147,7 +204,9 @@ class Child {
     down.close_end(0);
   }
   ~Child() {
-    if (id_ > 0) end();
+    if (id_ > 0) {
+      EXPECT_EQ(end(), 0);
+    }
   }
   // How it ended.
   int end() {
@@ -172,29 +231,20 @@ inline void await(const Child& child, const End& here, const std::string& words)
 // What a child does: it offers memory that `make` makes until it hears a word, and takes it back.
 inline void offer(const Pipe& down, const Pipe& up, const std::function<void(End&)>& make,
                   gpudirect::FakeOptions options = {}) {
-  InstalledFake fake(std::move(options));
-  {
-    End end(fake, "shm");
-    make(end);
-    up.say(end.offer());
-    fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-    while (down.hear().empty() && getppid() != 1) end.worker->progress();
-    end.give_back();
-    up.say("freed");
-  }
-  fake.expect_clean();
+  CleanFake fake(std::move(options));
+  End end(fake, "shm");
+  make(end);
+  up.say(end.offer());
+  fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+  while (down.hear().empty() && getppid() != 1) end.worker->progress();
+  end.give_back();
+  up.say("freed");
 }
 
 // And that child has taken its memory back.
 inline void take_back(const Child& child, const End& here) {
   child.down.say("take it back");
   await(child, here, "freed");
-}
-
-// How many descriptors this process has open.
-inline size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
 }
 
 }  // namespace baton

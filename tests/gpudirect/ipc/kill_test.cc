@@ -8,6 +8,7 @@
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
+#include "tests/used.h"
 
 namespace baton {
 namespace {
@@ -26,21 +27,6 @@ struct Point {
   bool lent = false;    // that nobody can open: staged, from one's ring to the other's device
   uint64_t step = 0;    // 0: nobody is killed
   bool ended = false;   // the call has ended; or it begins
-};
-
-// What this process has open and mapped: nobody else's matters.
-struct Held {
-  size_t descriptors = 0;
-  size_t mappings = 0;  // of memory that has a descriptor
-
-  static Held now() {
-    Held held{.descriptors = open_descriptors()};
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-      held.mappings += line.find("/memfd:") != std::string::npos ? 1 : 0;
-    }
-    return held;
-  }
 };
 
 gpudirect::FakeOptions driver_of(const Point& point) { return {.ipc_handles = !point.lent}; }
@@ -84,7 +70,7 @@ uint64_t live(const Point& point) {
   std::atomic<bool> killed{false};  // by a thread that pins, maybe
   uint64_t steps = 0;
   {
-    InstalledFake fake(driver_of(point));
+    CleanFake fake(driver_of(point));
     End here(fake, point.provider);
     point.malloc ? here.make_by_malloc() : here.make();
     const uint64_t made = fake.fake().steps();
@@ -144,28 +130,21 @@ uint64_t live(const Point& point) {
       if (!killed) kill_it();
     }
     fake.fake().at_step(0, false, nullptr);
-    fake.expect_clean();
   }
   return steps;
 }
 
-struct Who {
-  Kill kill;
-  const char* provider;
-  bool malloc = false;
-  bool lent = false;
-};
-class KilledAt : public testing::TestWithParam<Who> {};
+class KilledAt : public testing::TestWithParam<Point> {};
 
 // Promise(devices): A killed peer leaves no copy and no mapping of shared device memory | marks per
 //   copy; the owner's fence waits for them
 TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
-  Point point{GetParam().kill, GetParam().provider, GetParam().malloc, GetParam().lent};
+  Point point = GetParam();
   const uint64_t steps = live(point);  // what is made once in a process is there
   ASSERT_GT(steps, 30u);
   const char* const given = std::getenv("BATON_CASES");
   const std::string cases = given != nullptr ? given : "";
-  const Held before = Held::now();
+  const Used before;
   // A ring is lent when a thread has pinned it, and meanwhile both sides ask again and again: how
   // many steps that makes nobody knows, and past the last one nobody is killed.
   const uint64_t every = (point.lent ? 11 : 5) * (kSanitized && cases != "all" ? 3 : 1);
@@ -184,9 +163,9 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
       killed += was_killed ? 1 : 0;
       missed = was_killed || !point.lent ? 0 : missed + 1;
       ++points;
-      const Held after = Held::now();
+      const Used after;
       EXPECT_EQ(after.descriptors, before.descriptors);
-      EXPECT_EQ(after.mappings, before.mappings);
+      EXPECT_EQ(after.shared_mappings, before.shared_mappings);
       if (HasFailure()) return;
     }
   }
@@ -196,13 +175,13 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
 
 INSTANTIATE_TEST_SUITE_P(
     Who, KilledAt,
-    testing::Values(Who{Kill::kWhoMaps, "shm"}, Who{Kill::kWhoShares, "shm"},
-                    Who{Kill::kWhoSharesMeanwhile, "shm"}, Who{Kill::kWhoMaps, "shm", true},
-                    Who{Kill::kWhoShares, "shm", true}, Who{Kill::kWhoSharesMeanwhile, "shm", true},
-                    Who{Kill::kWhoMaps, "shm", true, true},
-                    Who{Kill::kWhoShares, "shm", true, true},
-                    Who{Kill::kWhoSharesMeanwhile, "shm", true, true}, Who{Kill::kWhoMaps, "tcp"},
-                    Who{Kill::kWhoShares, "tcp"}, Who{Kill::kWhoSharesMeanwhile, "tcp"}),
+    testing::Values(
+        Point{Kill::kWhoMaps, "shm"}, Point{Kill::kWhoShares, "shm"},
+        Point{Kill::kWhoSharesMeanwhile, "shm"}, Point{Kill::kWhoMaps, "shm", true},
+        Point{Kill::kWhoShares, "shm", true}, Point{Kill::kWhoSharesMeanwhile, "shm", true},
+        Point{Kill::kWhoMaps, "shm", true, true}, Point{Kill::kWhoShares, "shm", true, true},
+        Point{Kill::kWhoSharesMeanwhile, "shm", true, true}, Point{Kill::kWhoMaps, "tcp"},
+        Point{Kill::kWhoShares, "tcp"}, Point{Kill::kWhoSharesMeanwhile, "tcp"}),
     [](const auto& each) {
       const Kill kill = each.param.kill;
       return std::string(each.param.provider) +

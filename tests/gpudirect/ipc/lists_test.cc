@@ -7,7 +7,6 @@ namespace {
 
 constexpr size_t kListBytes = 2 << 20;
 
-// Two workers of this process, each with memory of the device.
 class MappedLists : public testing::Test {
  protected:
   void begin(uint64_t seed, gpudirect::CopyWay way) {
@@ -16,59 +15,25 @@ class MappedLists : public testing::Test {
                                                  .table = gpudirect::costs_that_favour(way),
                                                  .sums = std::nullopt,
                                                  .root = "/nowhere"});
-    for (std::optional<End>* end : {&a_, &b_}) {
-      end->emplace(*fake_, "shm");
-      (*end)->make(0, kListBytes);
-    }
-    peer_ = *a_->worker->connect(b_->worker->address());
-    until([&] { return a_->worker->peer_state(peer_) == PeerState::kUp; });
-    // The mapping is made by the first one.
-    ASSERT_TRUE(run(request(Op::kWrite, Layout::contiguous(0, 1), Layout::contiguous(0, 1))).ok());
-    EXPECT_EQ(a_->worker->stats().staged_transfers, 0u);
+    pair_.emplace(*fake_, End::Settings{}, kListBytes);
+    const Layout byte = Layout::contiguous(0, 1);  // the mapping is made by the first one
+    ASSERT_TRUE(pair_->run(pair_->request(Op::kWrite, byte, byte)).ok());
+    EXPECT_EQ(pair_->a.worker->stats().staged_transfers, 0u);
   }
   void end() {
-    a_.reset();
-    b_.reset();
+    pair_.reset();
     fake_->expect_clean();
     fake_.reset();
   }
   void turn(int rounds) {
-    for (int i = 0; i < rounds; ++i) {
-      a_->worker->progress();
-      if (b_) b_->worker->progress();
-    }
-  }
-  template <typename Ready>
-  void until(const Ready& ready, CallSite from = CallSite::here()) {
-    baton::until(
-        ready, [&] { turn(1); }, [&] { return state_of(a_->worker->stats(), "a"); }, from);
-  }
-  TransferRequest request(Op op, const Layout& near, const Layout& far) {
-    return {.op = op,
-            .peer = peer_,
-            .local = a_->region,
-            .local_layout = near,
-            .remote = *b_->worker->remote_region(b_->region),
-            .remote_layout = far};
-  }
-  absl::Status finish(TransferId id) {
-    until([&] { return ended(*a_->worker->state(id)); });
-    absl::Status status = a_->worker->status(id);
-    EXPECT_TRUE(a_->worker->release(id).ok());
-    return status;
-  }
-  absl::Status run(const TransferRequest& request) {
-    auto id = a_->worker->submit(request);
-    return id.ok() ? finish(*id) : id.status();
+    for (int i = 0; i < rounds; ++i) pair_->turn();
   }
   std::byte* view(const End& end) {
     return fake_->fake().view(reinterpret_cast<uintptr_t>(end.buffer->data()), kListBytes);
   }
 
   std::optional<gpudirect::InstalledFake> fake_;
-  std::optional<End> a_;
-  std::optional<End> b_;
-  PeerId peer_;
+  std::optional<MappedPair> pair_;
 };
 
 // Pages in any order at both ends, of any size, next to each other, over each other at the source,
@@ -89,14 +54,15 @@ TEST_F(MappedLists, AnyShapeLandsWhereItBelongs) {
       const size_t narrow = 1 + random() % stride;  // sources over each other
       const size_t odd = random() % 16;
       const Op op = round % 2 == 0 ? Op::kWrite : Op::kRead;
-      std::byte* const source = view(op == Op::kWrite ? *a_ : *b_);
-      std::byte* const target = view(op == Op::kWrite ? *b_ : *a_);
+      const auto& [a, b] = *pair_;
+      std::byte* const source = view(op == Op::kWrite ? a : b);
+      std::byte* const target = view(op == Op::kWrite ? b : a);
       for (size_t i = 0; i < kListBytes; ++i) source[i] = static_cast<std::byte>(random());
       std::fill_n(target, kListBytes, std::byte{0});
       const Layout out = Layout::paged(odd, from, narrow, piece);
       const Layout in = Layout::paged(odd, to, stride, piece);
       const absl::Status status =
-          run(op == Op::kWrite ? request(op, out, in) : request(op, in, out));
+          pair_->run(pair_->request(op, op == Op::kWrite ? out : in, op == Op::kWrite ? in : out));
       ASSERT_TRUE(status.ok()) << status;
       std::vector<std::vector<const std::byte*>> meant_for(most);
       for (size_t i = 0; i < count; ++i)
@@ -132,25 +98,17 @@ TEST_F(MappedLists, ADeviceThatIsLostAtAnyCallEndsThem) {
     SCOPED_TRACE(call);
     begin(call, call % 2 == 0 ? gpudirect::CopyWay::kKernel : gpudirect::CopyWay::kBatch);
     const TransferRequest move =
-        request(call % 4 < 2 ? Op::kWrite : Op::kRead, Layout::paged(0, from, kPage, kPage),
-                Layout::paged(0, to, kPage, kPage));
+        pair_->request(call % 4 < 2 ? Op::kWrite : Op::kRead, Layout::paged(0, from, kPage, kPage),
+                       Layout::paged(0, to, kPage, kPage));
     fake_->fake().fail_call_in(call, gpudirect::kAssert);
-    const absl::Status status = run(move);
+    const absl::Status status = pair_->run(move);
     lost += status.ok() ? 0 : 1;
     if (!status.ok()) {
       EXPECT_TRUE(absl::IsAborted(status)) << status;
-      EXPECT_TRUE(absl::IsAborted(run(move))) << "a device that is lost stays lost";
+      EXPECT_TRUE(absl::IsAborted(pair_->run(move))) << "a device that is lost stays lost";
     }
-    std::vector<std::byte> here(5000, std::byte{3}), there(5000);
-    TransferRequest hosts = request(Op::kWrite, Layout::contiguous(0, 5000), {});
-    hosts.local = *a_->worker->register_memory(here.data(), here.size());
-    hosts.remote =
-        *b_->worker->remote_region(*b_->worker->register_memory(there.data(), there.size()));
-    hosts.remote_layout = hosts.local_layout;
-    EXPECT_EQ(run(hosts), absl::OkStatus());
-    EXPECT_TRUE(here == there);
-    a_.reset();
-    b_.reset();
+    expect_host_moves(*pair_->a.worker, *pair_->b.worker);
+    pair_.reset();
     fake_->fake().run_all();
     EXPECT_THAT(fake_->fake().violations(), testing::IsEmpty());
     fake_.reset();
@@ -174,35 +132,35 @@ TEST_F(MappedLists, StoppedAtAnyRoundNothingMovesAfterTheEnd) {
     SCOPED_TRACE(testing::Message() << "stop " << stop << ", round " << round);
     begin(1 + static_cast<uint64_t>(round),
           round % 3 == 0 ? gpudirect::CopyWay::kKernel : gpudirect::CopyWay::kBatch);
-    TransferRequest move =
-        request(op, Layout::paged(0, from, kPage, kPage), Layout::paged(0, to, kPage, kPage));
+    auto& [a, b] = *pair_;
+    TransferRequest move = pair_->request(op, Layout::paged(0, from, kPage, kPage),
+                                          Layout::paged(0, to, kPage, kPage));
     if (stop == kDeadline) move.timeout = Time(1);
-    const TransferId id = *a_->worker->submit(move);
+    const TransferId id = *a.worker->submit(move);
     turn(round / kStops);
     switch (stop) {
       case kCancel:
-        EXPECT_TRUE(a_->worker->cancel(id).ok());
+        EXPECT_TRUE(a.worker->cancel(id).ok());
         break;
       case kDisconnect:
-        a_->worker->disconnect(peer_, Time::zero()).IgnoreError();
+        a.worker->disconnect(a.peer, Time::zero()).IgnoreError();
         break;
       case kDeregister:
-        EXPECT_TRUE(b_->worker->deregister_memory(b_->region).ok());
-        std::fill_n(view(*b_), kListBytes, std::byte{42});
+        EXPECT_TRUE(b.worker->deregister_memory(b.region).ok());
+        std::fill_n(view(b), kListBytes, std::byte{42});
         break;
       case kPeerEnds:
-        b_->worker.reset();
-        b_->buffer.reset();
-        b_.reset();
+        b.worker.reset();
+        b.buffer.reset();
         break;
       default:
         break;
     }
-    const absl::Status status = finish(id);
+    const absl::Status status = pair_->finish(id);
     stopped += status.ok() ? 0 : 1;
     EXPECT_FALSE(absl::IsInternal(status)) << status;
-    std::fill_n(view(*a_), kListBytes, std::byte{42});
-    if (b_) std::fill_n(view(*b_), kListBytes, std::byte{42});
+    std::fill_n(view(a), kListBytes, std::byte{42});
+    if (b.buffer) std::fill_n(view(b), kListBytes, std::byte{42});
     turn(20);
     fake_->fake().run_all();
     turn(5);
@@ -210,9 +168,9 @@ TEST_F(MappedLists, StoppedAtAnyRoundNothingMovesAfterTheEnd) {
       return std::all_of(view(end), view(end) + kListBytes,
                          [](std::byte byte) { return byte == std::byte{42}; });
     };
-    EXPECT_TRUE(untouched(*a_));
-    if (b_) {
-      EXPECT_TRUE(untouched(*b_));
+    EXPECT_TRUE(untouched(a));
+    if (b.buffer) {
+      EXPECT_TRUE(untouched(b));
     }
     end();
     if (HasFailure()) return;

@@ -59,10 +59,7 @@ class OpeningDevices : public testing::Test {
     });
     return id;
   }
-  void end_child() {
-    child_.down.say("out");
-    EXPECT_EQ(child_.end(), 0);
-  }
+  void TearDown() override { child_.down.say("out"); }
   Child child_{[](const Pipe& down, const Pipe& up) {
     offer(down, up, [](End& end) { end.make(1); }, {.devices = 2});
   }};
@@ -70,57 +67,43 @@ class OpeningDevices : public testing::Test {
 };
 
 TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
-  InstalledFake fake({.devices = 2});
+  CleanFake fake({.devices = 2});
   fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
-  {
-    End end(fake, "shm");
-    const auto id = begin(end, Op::kWrite);
-    ASSERT_TRUE(id.ok()) << id.status();
-    for (int round = 0; round < 1000; ++round) end.worker->progress();
-    EXPECT_EQ(*end.worker->state(*id), TransferState::kActive);
-    Gate::let_through();
-    end.until([&] { return ended(*end.worker->state(*id)); });
-    EXPECT_TRUE(end.worker->status(*id).ok()) << end.worker->status(*id);
-    EXPECT_EQ(Gate::by_own_, 0) << "the device was opened in a round of progress";
-    EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
-    EXPECT_TRUE(end.exchange_again(offered_));
-    end.give_back();
-    end.worker.reset();
-  }
-  fake.expect_clean();
-  end_child();
+  End end(fake, "shm");
+  const auto id = must(begin(end, Op::kWrite));
+  for (int round = 0; round < 1000; ++round) end.worker->progress();
+  EXPECT_EQ(*end.worker->state(id), TransferState::kActive);
+  Gate::let_through();
+  end.until([&] { return ended(*end.worker->state(id)); });
+  EXPECT_TRUE(end.worker->status(id).ok()) << end.worker->status(id);
+  EXPECT_EQ(Gate::by_own_, 0) << "the device was opened in a round of progress";
+  EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
+  EXPECT_TRUE(end.exchange_again(offered_));
+  end.give_back();
 }
 
 // One that cannot be opened is said to be so, and its memory staged.
 TEST_F(OpeningDevices, WhatCannotBeOpenedIsStaged) {
-  InstalledFake fake({.devices = 2});
-  {
-    End end(fake, "shm");
-    end.make();
-    fake.fake().fail_next("cuDevicePrimaryCtxRetain", gpudirect::kOutOfMemory, 100);
-    EXPECT_TRUE(end.exchange(offered_));
-    EXPECT_THAT(end.worker->explain(end.peer), testing::HasSubstr("no CUDA IPC"));
-    end.give_back();
-    end.worker.reset();
-  }
-  fake.expect_clean();
-  end_child();
+  CleanFake fake({.devices = 2});
+  End end(fake, "shm");
+  end.make();
+  fake.fake().fail_next("cuDevicePrimaryCtxRetain", gpudirect::kOutOfMemory, 100);
+  EXPECT_TRUE(end.exchange(offered_));
+  EXPECT_THAT(end.worker->explain(end.peer), testing::HasSubstr("no CUDA IPC"));
+  end.give_back();
 }
 
 // Workers end, and who drives devices does, while one is being opened.
 TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
-  InstalledFake fake({.devices = 2});
+  CleanFake fake({.devices = 2});
   fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
   {
     End end(fake, "shm");
-    const auto id = begin(end, Op::kRead);
-    ASSERT_TRUE(id.ok()) << id.status();
+    must(begin(end, Op::kRead));
     end.worker.reset();
     end.free();
   }
   Gate::let_through();
-  fake.expect_clean();
-  end_child();
 }
 
 // A kernel at what its device does not reach is the end of that device in this process.
@@ -130,21 +113,16 @@ TEST(PeersDevices, KernelsCopyOnlyWhatTheyReach) {
         .kernels = FakeDriver::image(),
         .table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel),
         .root = "/nowhere"};
-    InstalledFake fake({.devices = 2}, favoured);
-    {
-      End near(fake, "shm"), far(fake, "shm");
-      near.make();
-      by_malloc ? far.make_by_malloc(1) : far.make(1);
-      std::fill_n(near.view(), kSharedBytes, std::byte{7});
-      EXPECT_TRUE(near.exchange(far.offer(), far.worker.get()));
-      EXPECT_EQ(std::count(far.view(), far.view() + kSharedBytes, std::byte{7}), kSharedBytes);
-      EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") > 0, !by_malloc);
-      EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
-      for (End* end : {&near, &far}) end->give_back();
-      near.worker.reset();
-      far.worker.reset();
-    }
-    fake.expect_clean();
+    CleanFake fake({.devices = 2}, favoured);
+    End near(fake, "shm"), far(fake, "shm");
+    near.make();
+    by_malloc ? far.make_by_malloc(1) : far.make(1);
+    std::fill_n(near.view(), kSharedBytes, std::byte{7});
+    EXPECT_TRUE(near.exchange(far.offer(), far.worker.get()));
+    EXPECT_EQ(std::count(far.view(), far.view() + kSharedBytes, std::byte{7}), kSharedBytes);
+    EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") > 0, !by_malloc);
+    EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
+    for (End* end : {&near, &far}) end->give_back();
   }
 }
 
@@ -156,31 +134,27 @@ TEST(CudaIpcFence, MemoryIsTakenBackWhenNoCopyOfAnotherProcessUsesIt) {
     Child child(
         [](const Pipe& down, const Pipe& up) { offer(down, up, [](End& end) { end.make(); }); });
     const Pipe &down = child.down, &up = child.up;
-    InstalledFake fake({.seed = seed});
-    {
-      End here(fake, "shm");
-      here.make();
-      const std::string offered = up.hear();
-      here.peer = *here.worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
-      const TransferId id = *here.submit(Op::kWrite, offered);
-      here.until([&] { return fake.fake().queued() > 0 || ended(*here.worker->state(id)); });
-      if (fake.fake().queued() > 0) ++in_the_middle;
-      down.say("take it back");
-      // It does not, as long as nobody here looks whether the copy has ended. Were it to, it would
-      // say so in this time, or later and be missed.
-      pollfd answer{.fd = up.ends[0], .events = POLLIN};
-      if (fake.fake().queued() > 0) {
-        EXPECT_EQ(poll(&answer, 1, 100), 0) << "a copy to memory that is gone is still to come";
-      }
-      fcntl(up.ends[0], F_SETFL, O_NONBLOCK);
-      here.until([&] { return up.hear() == "freed"; });
-      EXPECT_EQ(fake.fake().queued(), 0u) << "a copy to memory that is gone is still to come";
-      here.until([&] { return ended(*here.worker->state(id)); });
-      EXPECT_EQ(child.end(), 0);
-      here.give_back();
-      here.worker.reset();
+    CleanFake fake({.seed = seed});
+    End here(fake, "shm");
+    here.make();
+    const std::string offered = up.hear();
+    here.peer = *here.worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
+    const TransferId id = *here.submit(Op::kWrite, offered);
+    here.until([&] { return fake.fake().queued() > 0 || ended(*here.worker->state(id)); });
+    if (fake.fake().queued() > 0) ++in_the_middle;
+    down.say("take it back");
+    // It does not, as long as nobody here looks whether the copy has ended. Were it to, it would
+    // say so in this time, or later and be missed.
+    pollfd answer{.fd = up.ends[0], .events = POLLIN};
+    if (fake.fake().queued() > 0) {
+      EXPECT_EQ(poll(&answer, 1, 100), 0) << "a copy to memory that is gone is still to come";
     }
-    fake.expect_clean();
+    fcntl(up.ends[0], F_SETFL, O_NONBLOCK);
+    here.until([&] { return up.hear() == "freed"; });
+    EXPECT_EQ(fake.fake().queued(), 0u) << "a copy to memory that is gone is still to come";
+    here.until([&] { return ended(*here.worker->state(id)); });
+    EXPECT_EQ(child.end(), 0);
+    here.give_back();
   }
   EXPECT_GT(in_the_middle, 3u);
 }

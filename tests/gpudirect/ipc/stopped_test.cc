@@ -6,6 +6,7 @@
 // Here three steps of each way and side; BATON_CASES=all is thirty.
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/std.h"
+#include "tests/used.h"
 
 namespace baton {
 namespace {
@@ -34,7 +35,7 @@ void live_as_child(const Case& what, Pipe& down, Pipe& up) {
   uint64_t steps = 0;
   bool out = false;
   {
-    InstalledFake fake({.ipc_handles = !what.way.lent});
+    CleanFake fake({.ipc_handles = !what.way.lent});
     {
       End end(fake, what.way.provider);
       fake.fake().at_step(what.step, what.ended, [] { raise(SIGSTOP); });
@@ -62,7 +63,6 @@ void live_as_child(const Case& what, Pipe& down, Pipe& up) {
     }
     steps = fake.fake().steps();
     fake.fake().at_step(0, false, nullptr);
-    fake.expect_clean();
   }
   up.say(std::to_string(steps));
   _exit(testing::Test::HasFailure() ? 1 : 0);
@@ -97,7 +97,7 @@ uint64_t live(const Case& what) {
     });
   };
   {
-    InstalledFake fake({.ipc_handles = !what.way.lent});
+    CleanFake fake({.ipc_handles = !what.way.lent});
     {
       // Short for one that stands still: who is only slow would be cut off as well.
       End::Settings fence;
@@ -177,7 +177,6 @@ uint64_t live(const Case& what) {
       for (End* end : {&other, &third}) end->give_back();
     }
     EXPECT_EQ(fake.fake().queued(), 0u);
-    fake.expect_clean();
   }
   if (!gone) {
     kill(child, SIGKILL);
@@ -190,40 +189,33 @@ uint64_t live(const Case& what) {
 
 // Nothing is deregistered meanwhile, as in a server whose peers come and go.
 TEST(CudaIpcPeers, ThatEndWithMemoryOpenCostNothing) {
-  struct Comer {
-    Pipe down, up;
-    pid_t pid = base::fork_child();
-  };
-  std::deque<Comer> children;
+  std::deque<Child> children;
   for (int i = 0; i < 4; ++i) {
-    Comer& child = children.emplace_back();
-    if (child.pid != 0) continue;
-    InstalledFake fake;
-    End end(fake, "shm");
-    end.make();
-    child.up.say(end.exchange(child.down.hear()) ? "done" : "not");
-    raise(SIGKILL);
+    children.emplace_back([](const Pipe& down, const Pipe& up) {
+      InstalledFake fake;
+      End end(fake, "shm");
+      end.make();
+      up.say(end.exchange(down.hear()) ? "done" : "not");
+      raise(SIGKILL);
+    });
   }
-  InstalledFake fake;
-  {
-    End here(fake, "shm");
-    here.make_by_malloc();
-    size_t before = 0;
-    for (Comer& child : children) {
-      fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-      child.down.say(here.offer());
-      std::string said;
-      here.until([&] { return !(said += child.up.hear()).empty(); });
-      EXPECT_EQ(said, "done");
-      waitpid(child.pid, nullptr, 0);
-      here.until([&] { return here.worker->stats().peers_up == 0; });
-      for (int round = 0; round < 3; ++round) here.worker->progress();
-      if (before == 0) before = open_descriptors();  // what is made once is there
-      EXPECT_EQ(open_descriptors(), before);
-    }
-    here.give_back();
+  CleanFake fake;
+  End here(fake, "shm");
+  here.make_by_malloc();
+  size_t before = 0;
+  for (Child& child : children) {
+    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+    child.down.say(here.offer());
+    std::string said;
+    here.until([&] { return !(said += child.up.hear()).empty(); });
+    EXPECT_EQ(said, "done");
+    child.end();
+    here.until([&] { return here.worker->stats().peers_up == 0; });
+    for (int round = 0; round < 3; ++round) here.worker->progress();
+    if (before == 0) before = entries_of("/proc/self/fd");  // what is made once is there
+    EXPECT_EQ(entries_of("/proc/self/fd"), before);
   }
-  fake.expect_clean();
+  here.give_back();
 }
 
 class StoppedAt : public testing::TestWithParam<Stopping> {};
@@ -234,7 +226,7 @@ TEST_P(StoppedAt, AnyStepBlocksNoPeer) {
     Case what{GetParam(), child_maps};
     const uint64_t steps = live(what);  // what is made once in a process is there
     ASSERT_GT(steps, 20u);
-    const size_t before = open_descriptors();
+    const size_t before = entries_of("/proc/self/fd");
     const char* const cases = std::getenv("BATON_CASES");
     const int points = cases != nullptr && std::string_view(cases) == "all" ? 30 : 3;
     for (int i = 0; i < points; ++i) {
@@ -245,7 +237,7 @@ TEST_P(StoppedAt, AnyStepBlocksNoPeer) {
                    << (child_maps ? "who maps" : "who shares") << " at step " << what.step
                    << (what.ended ? " ended" : " begins") << (what.killed ? ", killed" : ""));
       live(what);
-      EXPECT_EQ(open_descriptors(), before);
+      EXPECT_EQ(entries_of("/proc/self/fd"), before);
       if (HasFailure()) return;
     }
   }

@@ -40,8 +40,8 @@ std::vector<CopyPiece> pages_of(CopyRoute route, Gaps gaps, size_t size, size_t 
 
 // How much longer copy() takes than the best way. Medians of rounds, in each of which all take
 // their turns in another order: who comes behind a kernel, say, waits a little longer.
-absl::StatusOr<double> regret_of(const Device& device, Stream stream, Copier& copier,
-                                 CopyRoute route, const std::vector<CopyPiece>& pieces) {
+double regret_of(const Device& device, Stream stream, Copier& copier, CopyRoute route,
+                 const std::vector<CopyPiece>& pieces) {
   constexpr size_t kChosen = kCopyWays;
   std::array<std::vector<double>, kCopyWays + 1> times;
   std::array<size_t, kCopyWays + 1> order;
@@ -55,11 +55,12 @@ absl::StatusOr<double> regret_of(const Device& device, Stream stream, Copier& co
       const bool hopeless = round >= kLeastRounds && least(times[i]) > 2 * shortest;
       if (i != kChosen && hopeless) continue;
       const double from = rig_now();
-      absl::Status status = i == kChosen ? copier.copy(route, pieces)
-                                         : copier.copy_by(static_cast<CopyWay>(i), route, pieces);
+      const absl::Status status = i == kChosen
+                                      ? copier.copy(route, pieces)
+                                      : copier.copy_by(static_cast<CopyWay>(i), route, pieces);
       if (absl::IsFailedPrecondition(status)) continue;
-      if (status.ok()) status = wait_for(device, stream);
-      if (!status.ok()) return status;
+      must(status);
+      wait_for(device, stream);
       times[i].push_back(rig_now() - from);
     }
   }
@@ -84,20 +85,17 @@ struct Regrets {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
-                                                         const Launcher& launcher,
-                                                         const TransferSizes& sizes) {
+std::vector<Figure> take_planner_figures(const Device& device, const Launcher& launcher,
+                                         const TransferSizes& sizes) {
   const Device::Current current(device);
   const Stream stream = device.stream(Direction::kToHost);
-  auto copier = Copier::open(device, &launcher, stream);
-  if (!copier.ok()) return copier.status();
+  const auto copier = must(Copier::open(device, &launcher, stream));
   const double begin = rig_now();
-  if (absl::Status s = (*copier)->measure(); !s.ok()) return s;
+  must(copier->measure());
   const double measured = (rig_now() - begin) * 1e3;
-  auto slab = DeviceSlab::create(device, 2 * sizes.grid_bytes, {.rdma = false, .shareable = false});
-  auto host = RegisteredPages::make(device, sizes.grid_bytes);
-  if (!slab.ok()) return slab.status();
-  if (!host.ok()) return host.status();
+  const auto slab =
+      must(DeviceSlab::create(device, 2 * sizes.grid_bytes, {.rdma = false, .shareable = false}));
+  const auto host = must(RegisteredPages::make(device, sizes.grid_bytes));
 
   std::array<Regrets, 2> regrets;
   for (const CopyRoute route : {CopyRoute::kToHost, CopyRoute::kToDevice}) {
@@ -105,24 +103,22 @@ absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
       for (size_t count = 1; count <= 2048 && size * count <= sizes.grid_bytes; count *= 2) {
         for (const Gaps gaps : {Gaps::kUneven, Gaps::kEven}) {
           const std::vector<CopyPiece> pieces =
-              pages_of(route, gaps, size, count, (*slab)->span().data, (*host)->address());
-          const auto regret = regret_of(device, stream, **copier, route, pieces);
-          if (!regret.ok()) return regret.status();
+              pages_of(route, gaps, size, count, slab->span().data, host->address());
+          const double regret = regret_of(device, stream, *copier, route, pieces);
           Regrets& all = regrets[static_cast<size_t>(gaps)];
           ++all.lists;
-          if (*regret <= kAlike) ++all.good;
-          if (*regret > all.worst) {
-            all.worst = *regret;
+          if (regret <= kAlike) ++all.good;
+          if (regret > all.worst) {
+            all.worst = regret;
             all.worst_at = absl::StrFormat("%u x %u %s", count, size, name_of(route));
           }
         }
       }
     }
   }
-  return std::vector<Figure>{
-      regrets[0].figure("planner within 1.10 of the best fixed way"),
-      regrets[1].figure("planner within 1.10 of the best fixed way, uneven lists"),
-      {"planner's measurement", "", measured, "ms", 150, true}};
+  return {regrets[0].figure("planner within 1.10 of the best fixed way"),
+          regrets[1].figure("planner within 1.10 of the best fixed way, uneven lists"),
+          {"planner's measurement", "", measured, "ms", 150, true}};
 }
 
 }  // namespace baton::gpudirect

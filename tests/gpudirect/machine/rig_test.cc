@@ -2,6 +2,7 @@
 // bytes are compared.
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/gpudirect/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -9,32 +10,25 @@ namespace {
 
 using ::testing::ElementsAre;
 
-std::vector<std::string> names_of(const absl::StatusOr<std::vector<Figure>>& figures) {
-  EXPECT_TRUE(figures.ok()) << figures.status();
+std::vector<std::string> names_of(const std::vector<Figure>& figures) {
   std::vector<std::string> out;
-  for (const Figure& figure : figures.value_or(std::vector<Figure>{})) {
-    out.push_back(figure.name);
-  }
+  for (const Figure& figure : figures) out.push_back(figure.name);
   return out;
 }
 
 TEST(MachineRig, TakesEveryFigure) {
-  InstalledFake fake;
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    const auto launcher = Launcher::load(**device, FakeDriver::image());
-    ASSERT_TRUE(launcher.ok()) << launcher.status();
-    EXPECT_THAT(names_of(take_transfer_figures(**device, **launcher, kFewTransfers)),
-                ElementsAre("device, shm, device: staged",
-                            "device, shm, device: staged, an eighth at a time", "urgent, p50",
-                            "urgent, p99", "device to device by a mapping",
-                            "bytes arrive while a kernel holds the device"));
-    EXPECT_THAT(names_of(take_planner_figures(**device, **launcher, kFewTransfers)),
-                ElementsAre("planner within 1.10 of the best fixed way",
-                            "planner within 1.10 of the best fixed way, uneven lists",
-                            "planner's measurement"));
-  }
-  fake.expect_clean();
+  CleanFake fake;
+  const auto device = must(Device::open(FakeDriver::driver(), 0));
+  const auto launcher = must(Launcher::load(*device, FakeDriver::image()));
+  EXPECT_THAT(
+      names_of(take_transfer_figures(*device, *launcher, kFewTransfers)),
+      ElementsAre("device, shm, device: staged", "device, shm, device: staged, an eighth at a time",
+                  "urgent, p50", "urgent, p99", "device to device by a mapping",
+                  "bytes arrive while a kernel holds the device"));
+  EXPECT_THAT(names_of(take_planner_figures(*device, *launcher, kFewTransfers)),
+              ElementsAre("planner within 1.10 of the best fixed way",
+                          "planner within 1.10 of the best fixed way, uneven lists",
+                          "planner's measurement"));
 }
 
 TEST(MachineRig, AFigureSaysWhetherItsGoalIsMet) {

@@ -23,98 +23,91 @@ double part_of(std::vector<double> all, double part) {
 }
 
 // The rate of transfers over that of `reference`, taken in turns.
-absl::StatusOr<Figure> rate_beside(TransferPair& rig, const TransferSizes& sizes, std::string name,
-                                   const char* beside, double goal,
-                                   absl::StatusOr<double> (TransferPair::*reference)(size_t),
-                                   size_t each = SIZE_MAX) {
+Figure rate_beside(TransferPair& rig, const TransferSizes& sizes, std::string name,
+                   const char* beside, double goal, double (TransferPair::*reference)(size_t),
+                   size_t each = SIZE_MAX) {
   std::vector<double> ours, theirs;
   for (int round = 0; round < sizes.rounds; ++round) {
     const auto seed = static_cast<uint32_t>(round);
-    if (absl::Status s = rig.fill(sizes.transfer, seed); !s.ok()) return s;
+    rig.fill(sizes.transfer, seed);
     // Threads and caches have had to do with other things since.
-    if (absl::Status s = rig.run(kSmallBulk); !s.ok()) return s;
+    rig.run(kSmallBulk);
     const double begin = rig_now();
-    if (absl::Status s = rig.run_parts(sizes.transfer, each); !s.ok()) return s;
+    rig.run_parts(sizes.transfer, each);
     ours.push_back(rig_now() - begin);
-    if (absl::Status s = rig.compare(sizes.transfer); !s.ok()) return s;
-    if (const auto small = (rig.*reference)(kSmallBulk); !small.ok()) return small.status();
-    const auto took = (rig.*reference)(sizes.transfer);
-    if (!took.ok()) return took.status();
-    theirs.push_back(*took);
+    rig.compare(sizes.transfer);
+    (rig.*reference)(kSmallBulk);
+    theirs.push_back((rig.*reference)(sizes.transfer));
   }
   const double took = part_of(ours, 0.5);
-  return Figure{std::move(name),
-                absl::StrFormat("%u bytes, %.1f GB/s; %s %.1f GB/s", sizes.transfer,
-                                static_cast<double>(sizes.transfer) / took / 1e9, beside,
-                                static_cast<double>(sizes.transfer) / part_of(theirs, 0.5) / 1e9),
-                part_of(theirs, 0.5) / took, "of it", goal};
+  return {std::move(name),
+          absl::StrFormat("%u bytes, %.1f GB/s; %s %.1f GB/s", sizes.transfer,
+                          static_cast<double>(sizes.transfer) / took / 1e9, beside,
+                          static_cast<double>(sizes.transfer) / part_of(theirs, 0.5) / 1e9),
+          part_of(theirs, 0.5) / took, "of it", goal};
 }
 
 // One urgent transfer after the other, with bulk always under way.
-absl::StatusOr<std::vector<Figure>> urgent_behind_bulk(TransferPair& rig,
-                                                       const TransferSizes& sizes) {
+std::vector<Figure> urgent_behind_bulk(TransferPair& rig, const TransferSizes& sizes) {
   std::vector<double> waits;
   TransferId bulk;
   for (int i = 0; i < sizes.urgent; ++i) {
     if (bulk.generation == 0 || ended(rig.worker().state(bulk).value_or(TransferState::kDone))) {
       rig.worker().release(bulk).IgnoreError();
-      const auto id = rig.worker().submit(rig.request(kUrgent, sizes.bulk - kUrgent));
-      if (!id.ok()) return id.status();
-      bulk = *id;
+      bulk = must(rig.worker().submit(rig.request(kUrgent, sizes.bulk - kUrgent)));
     }
     const double begin = rig_now();
-    if (absl::Status s = rig.run(kUrgent); !s.ok()) return s;
+    rig.run(kUrgent);
     waits.push_back((rig_now() - begin) * 1e6);
   }
-  if (absl::Status s = rig.worker().wait(bulk); !s.ok()) return s;
+  must(rig.worker().wait(bulk));
   const std::string shape = absl::StrFormat("%u bytes behind %u", kUrgent, sizes.bulk);
-  return std::vector<Figure>{{"urgent, p50", shape, part_of(waits, 0.5), "us", std::nullopt, true},
-                             {"urgent, p99", shape, part_of(waits, 0.99), "us", 250, true}};
+  return {{"urgent, p50", shape, part_of(waits, 0.5), "us", std::nullopt, true},
+          {"urgent, p99", shape, part_of(waits, 0.99), "us", 250, true}};
 }
 
 // Bytes move while a kernel has every multiprocessor, which ends when it is told to.
-absl::StatusOr<Figure> while_a_kernel_runs(const Device& device, const Launcher& launcher,
-                                           const TransferSizes& sizes) {
-  auto rig = TransferPair::make(device, false, false, sizes.transfer);
-  if (!rig.ok()) return rig.status();
+Figure while_a_kernel_runs(const Device& device, const Launcher& launcher,
+                           const TransferSizes& sizes) {
+  TransferPair rig(device, false, false, sizes.transfer);
   // All that has to be loaded and made is, before.
-  if (absl::Status s = (*rig)->settle(); !s.ok()) return s;
-  if (absl::Status s = (*rig)->fill(sizes.transfer, 99); !s.ok()) return s;
-  auto words = RegisteredPages::make(device, 2 * sizeof(uint64_t));
-  auto memory = DeviceSlab::create(device, kWord + kReached, {.rdma = false, .shareable = false});
-  if (!words.ok()) return words.status();
-  if (!memory.ok()) return memory.status();
+  rig.settle();
+  rig.fill(sizes.transfer, 99);
+  const auto words = must(RegisteredPages::make(device, 2 * sizeof(uint64_t)));
+  const auto memory =
+      must(DeviceSlab::create(device, kWord + kReached, {.rdma = false, .shareable = false}));
   const Stream stream = device.stream(Direction::kBetween);  // staging needs the two others
   // In the device's memory: thousands of blocks that ask the host would leave no room on the link.
-  const DevicePointer word = (*memory)->span().data;
+  const DevicePointer word = memory->span().data;
   const auto set_word = [&](uint64_t value) {
-    (*words)->as<uint64_t>()[value] = value;
-    absl::Status status = queue_copy(device, word, (*words)->address() + value * sizeof(uint64_t),
-                                     sizeof(uint64_t), device.stream(Direction::kToDevice));
-    return status.ok() ? wait_for(device, device.stream(Direction::kToDevice)) : status;
+    words->as<uint64_t>()[value] = value;
+    queue_copy(device, word, words->address() + value * sizeof(uint64_t), sizeof(uint64_t),
+               device.stream(Direction::kToDevice));
+    wait_for(device, device.stream(Direction::kToDevice));
   };
-  if (absl::Status s = set_word(0); !s.ok()) return s;
+  set_word(0);
   const kernels::WaitWord hold{pointer_of<const uint64_t>(word), 1, sizes.hold_nanoseconds,
                                pointer_of<uint32_t>(word + kWord)};
   {
     const Device::Current current(device);
-    if (absl::Status s = launcher.wait_word(hold, UINT32_MAX, stream); !s.ok()) return s;
+    must(launcher.wait_word(hold, UINT32_MAX, stream));
   }
   const double begin = rig_now();
-  absl::Status moved = (*rig)->run(sizes.transfer);
+  const auto id = rig.worker().submit(rig.request(0, sizes.transfer));
+  const absl::Status moved = id.ok() ? rig.worker().wait(*id) : id.status();
   const double took = rig_now() - begin;
   bool still_running = false;
   {
     const Device::Current current(device);
     still_running = device.driver().cuStreamQuery(stream) == kNotReady;
   }
-  if (absl::Status s = set_word(1); !s.ok()) return s;
-  if (absl::Status s = wait_for(device, stream); !s.ok()) return s;
-  if (moved.ok()) moved = (*rig)->compare(sizes.transfer);
-  if (!moved.ok()) return moved;
-  return Figure{"bytes arrive while a kernel holds the device",
-                absl::StrFormat("%u bytes in %.0f us", sizes.transfer, took * 1e6),
-                still_running ? 1.0 : 0.0, "(1: yes)", 1};
+  set_word(1);
+  wait_for(device, stream);
+  must(moved);
+  rig.compare(sizes.transfer);
+  return {"bytes arrive while a kernel holds the device",
+          absl::StrFormat("%u bytes in %.0f us", sizes.transfer, took * 1e6),
+          still_running ? 1.0 : 0.0, "(1: yes)", 1};
 }
 
 }  // namespace
@@ -129,42 +122,29 @@ std::string json_of(const Figure& figure) {
       figure.met() ? "true" : "false");
 }
 
-absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
-                                                          const Launcher& launcher,
-                                                          const TransferSizes& sizes) {
+std::vector<Figure> take_transfer_figures(const Device& device, const Launcher& launcher,
+                                          const TransferSizes& sizes) {
   std::vector<Figure> figures;
   {
-    auto rig = TransferPair::make(device, false, true, std::max(sizes.bulk, sizes.transfer));
-    if (!rig.ok()) return rig.status();
-    if (absl::Status s = (*rig)->settle(); !s.ok()) return s;
-    auto staged = rate_beside(**rig, sizes, "device, shm, device: staged", "both copies at once",
-                              0.90, &TransferPair::both_ways);
-    if (!staged.ok()) return staged.status();
-    figures.push_back(*std::move(staged));
-    auto parts =
-        rate_beside(**rig, sizes, "device, shm, device: staged, an eighth at a time",
-                    "both copies at once", 0.90, &TransferPair::both_ways, sizes.transfer / 8);
-    if (!parts.ok()) return parts.status();
-    figures.push_back(*std::move(parts));
-    auto urgent = urgent_behind_bulk(**rig, sizes);
-    if (!urgent.ok()) return urgent.status();
-    for (Figure& figure : *urgent) figures.push_back(std::move(figure));
+    TransferPair rig(device, false, true, std::max(sizes.bulk, sizes.transfer));
+    rig.settle();
+    figures.push_back(rate_beside(rig, sizes, "device, shm, device: staged", "both copies at once",
+                                  0.90, &TransferPair::both_ways));
+    figures.push_back(rate_beside(rig, sizes, "device, shm, device: staged, an eighth at a time",
+                                  "both copies at once", 0.90, &TransferPair::both_ways,
+                                  sizes.transfer / 8));
+    for (Figure& figure : urgent_behind_bulk(rig, sizes)) figures.push_back(std::move(figure));
   }
   {
-    auto rig = TransferPair::make(device, true, true, sizes.transfer);
-    if (!rig.ok()) return rig.status();
-    if ((*rig)->worker().explain((*rig)->peer()).find("CUDA IPC") == std::string::npos) {
+    TransferPair rig(device, true, true, sizes.transfer);
+    if (rig.worker().explain(rig.peer()).find("CUDA IPC") == std::string::npos) {
       figures.push_back({"device to device by a mapping", "not mapped here", 0, "of it", 0.90});
     } else {
-      auto mapped = rate_beside(**rig, sizes, "device to device by a mapping", "a plain copy", 0.90,
-                                &TransferPair::on_device);
-      if (!mapped.ok()) return mapped.status();
-      figures.push_back(*std::move(mapped));
+      figures.push_back(rate_beside(rig, sizes, "device to device by a mapping", "a plain copy",
+                                    0.90, &TransferPair::on_device));
     }
   }
-  auto held = while_a_kernel_runs(device, launcher, sizes);
-  if (!held.ok()) return held.status();
-  figures.push_back(*std::move(held));
+  figures.push_back(while_a_kernel_runs(device, launcher, sizes));
   return figures;
 }
 

@@ -5,7 +5,6 @@
 // Every transfer's bytes are compared. Two workers of this process stand for two.
 #pragma once
 
-#include "absl/status/statusor.h"
 #include "gpudirect/device.h"
 #include "gpudirect/launcher.h"
 #include "tests/std.h"
@@ -41,12 +40,10 @@ inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
                                              .grid_bytes = 16 << 10,
                                              .hold_nanoseconds = 1'000};
 
-// Blocks. The driver's words where it fails, and DataLoss where bytes are wrong.
-absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
-                                                          const Launcher& launcher,
-                                                          const TransferSizes& sizes);
-absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
-                                                         const Launcher& launcher,
-                                                         const TransferSizes& sizes);
+// Blocks. Throws the driver's words where it fails, and DataLoss where bytes are wrong.
+std::vector<Figure> take_transfer_figures(const Device& device, const Launcher& launcher,
+                                          const TransferSizes& sizes);
+std::vector<Figure> take_planner_figures(const Device& device, const Launcher& launcher,
+                                         const TransferSizes& sizes);
 
 }  // namespace baton::gpudirect

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <chrono>
-#include <thread>
 
 #include "gpudirect/device.h"
+#include "tests/gpudirect/must.h"
 #include "transport/clock.h"
 
 namespace baton::gpudirect {
@@ -15,19 +15,14 @@ inline double rig_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-inline absl::Status wait_for(const Device& device, Stream stream,
-                             std::chrono::microseconds between = {}) {
+inline void wait_for(const Device& device, Stream stream) {
   const Device::Current current(device);
   const double end = rig_now() + std::chrono::duration<double>(kRigPatience).count();
   Result result = kNotReady;
-  while (result == kNotReady) {
-    result = device.driver().cuStreamQuery(stream);
-    if (result == kNotReady && between.count() > 0) std::this_thread::sleep_for(between);
-    if (result == kNotReady && rig_now() > end) {
-      return absl::DeadlineExceededError("a stream does not end");
-    }
+  while ((result = device.driver().cuStreamQuery(stream)) == kNotReady) {
+    if (rig_now() > end) throw Failed(absl::DeadlineExceededError("a stream does not end"));
   }
-  return device.check(result, "waiting for a stream");
+  must(device.check(result, "waiting for a stream"));
 }
 
 }  // namespace baton::gpudirect

@@ -3,6 +3,7 @@
 
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
+#include "tests/gpudirect/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
@@ -13,12 +14,8 @@ class WithKernelsOfThisMachine : public testing::Test {
     const absl::StatusOr<const Driver*> driver = machine_driver();
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
     if (kernels::image().empty()) GTEST_SKIP() << "this build has no kernels: nvcc was not found";
-    auto device = Device::open(**driver, 0);
-    ASSERT_TRUE(device.ok()) << device.status();
-    device_ = *std::move(device);
-    auto launcher = Launcher::load(*device_);
-    ASSERT_TRUE(launcher.ok()) << launcher.status();
-    launcher_ = *std::move(launcher);
+    device_ = must(Device::open(**driver, 0));
+    launcher_ = must(Launcher::load(*device_));
   }
   std::unique_ptr<Device> device_;
   std::unique_ptr<Launcher> launcher_;

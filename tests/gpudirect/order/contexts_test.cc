@@ -72,15 +72,14 @@ TEST_F(Contexts, AnEventOfALostContextEndsItsTransferAndNoOther) {
       make_in(users);
       TransferRequest write = ordered();
       write.after_event = {0, event_};
-      const auto id = a_.worker->submit(write);
-      ASSERT_TRUE(id.ok()) << id.status();
+      const auto id = must(a_.worker->submit(write));
       gpu_->run_all();
       if (gone) {
         gpu_->destroy_context(users);
       } else {
         gpu_->lose_context(users);
       }
-      const absl::Status status = finish(*id);
+      const absl::Status status = finish(id);
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
       EXPECT_THAT(std::string(status.message()),
                   HasSubstr("belongs to a CUDA context that is lost"));

@@ -38,9 +38,7 @@ class StreamGatesTest : public WithDevice {
   }
   void open(size_t count) {
     gates_.reset();
-    auto gates = StreamGates::open(*device_, count);
-    ASSERT_TRUE(gates.ok()) << gates.status();
-    gates_ = *std::move(gates);
+    gates_ = must(StreamGates::open(*device_, count));
   }
   // Copies `bytes` from one place of the device's memory to another, on a stream.
   void copy(Stream stream, size_t to, size_t from, size_t bytes = 4) {
@@ -54,6 +52,15 @@ class StreamGatesTest : public WithDevice {
     return *pointer_of<const uint64_t>(hold.outcome.address) == hold.outcome.delivered;
   }
 
+  // In either direction.
+  void expect_refused(Stream stream, absl::StatusCode code, const char* words) {
+    for (const absl::Status& status :
+         {gates_->after_stream(stream, kSoon).status(), gates_->hold(stream, kSoon).status()}) {
+      EXPECT_EQ(status.code(), code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    }
+  }
+
   std::unique_ptr<StreamGates> gates_;
   DevicePointer memory_ = 0;
   Stream streams_[2] = {};
@@ -65,19 +72,17 @@ class StreamGatesTest : public WithDevice {
 TEST_F(StreamGatesTest, ATransferWaitsForWhatAStreamHasStillToDo) {
   fake_.write(memory_, "data");
   copy(streams_[0], 100, 0);
-  const auto gate = gates_->after_stream(streams_[0], kSoon);
-  ASSERT_TRUE(gate.ok()) << gate.status();
-  until([&] { return passed(*gate).has_value(); });
-  EXPECT_EQ(passed(*gate), absl::OkStatus());
+  const auto gate = must(gates_->after_stream(streams_[0], kSoon));
+  until([&] { return passed(gate).has_value(); });
+  EXPECT_EQ(passed(gate), absl::OkStatus());
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
-  gates_->close(*gate);
-  EXPECT_TRUE(absl::IsNotFound(*passed(*gate)));
+  gates_->close(gate);
+  EXPECT_TRUE(absl::IsNotFound(*passed(gate)));
 }
 
 TEST_F(StreamGatesTest, AStreamWaitsForATransfer) {
   fake_.write(memory_, "late");
-  const auto hold = gates_->hold(streams_[0], kSoon);
-  ASSERT_TRUE(hold.ok()) << hold.status();
+  const auto hold = must(gates_->hold(streams_[0], kSoon));
   copy(streams_[0], 100, 0);
   copy(streams_[1], 200, 0);
   fake_.run_all();
@@ -86,12 +91,12 @@ TEST_F(StreamGatesTest, AStreamWaitsForATransfer) {
   EXPECT_EQ(fake_.read(memory_ + 200, 4), "late") << "another stream waits too";
 
   fake_.write(memory_, "data");
-  gates_->end(hold->gate, true);
+  gates_->end(hold.gate, true);
   fake_.run_all();
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
-  EXPECT_TRUE(delivered(*hold));
-  gates_->end(hold->gate, false);
-  EXPECT_TRUE(delivered(*hold)) << "the first word counts";
+  EXPECT_TRUE(delivered(hold));
+  gates_->end(hold.gate, false);
+  EXPECT_TRUE(delivered(hold)) << "the first word counts";
 }
 
 TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
@@ -106,18 +111,16 @@ TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
 
 TEST_F(StreamGatesTest, AGateIsUsedAgainWhenItsStreamHasPassed) {
   open(1);
-  const auto hold = gates_->hold(streams_[0], kSoon);
-  ASSERT_TRUE(hold.ok());
+  const auto hold = must(gates_->hold(streams_[0], kSoon));
   EXPECT_EQ(gates_->hold(streams_[1], kSoon).status().code(), absl::StatusCode::kResourceExhausted);
-  gates_->close(hold->gate);
+  gates_->close(hold.gate);
   fake_.run_all();
-  EXPECT_FALSE(delivered(*hold));
-  const auto next = gates_->hold(streams_[1], kSoon);
-  ASSERT_TRUE(next.ok()) << next.status();
-  gates_->end(hold->gate, true);
+  EXPECT_FALSE(delivered(hold));
+  const auto next = must(gates_->hold(streams_[1], kSoon));
+  gates_->end(hold.gate, true);
   fake_.run_all();
   EXPECT_TRUE(fake_.stuck()) << "a word of the gate before lets it through";
-  gates_->end(next->gate, true);
+  gates_->end(next.gate, true);
 }
 
 // Streams that use what transfers deliver, which come in any order, fail, or never come.
@@ -132,9 +135,8 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
     std::vector<std::string> wanted;
     for (size_t i = 0; i < 12; ++i) {
       const Stream stream = streams_[random() % 2];
-      const auto hold = gates_->hold(stream, kSoon);
-      ASSERT_TRUE(hold.ok()) << hold.status();
-      holds.push_back(*hold);
+      const auto hold = must(gates_->hold(stream, kSoon));
+      holds.push_back(hold);
       copy(stream, 4096 + i * 8, i * 8, 8);
       fake_.run(random() % 4);
     }
@@ -165,30 +167,23 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
 TEST_F(StreamGatesTest, AnErrorOfAskingIsSaidInTheDriversWords) {
   for (const char* call : {"cuCtxPushCurrent", "cuEventQuery"}) {
     copy(streams_[0], 100, 0);
-    const auto gate = gates_->after_stream(streams_[0], kSoon);
-    ASSERT_TRUE(gate.ok()) << gate.status();
+    const auto gate = must(gates_->after_stream(streams_[0], kSoon));
     fake_.fail_next(call, kOutOfMemory);
-    const auto failed = passed(*gate);
+    const auto failed = passed(gate);
     ASSERT_TRUE(failed.has_value()) << call;
     EXPECT_THAT(std::string(failed->message()), HasSubstr("out of memory")) << call;
     EXPECT_TRUE(device_->alive().ok()) << call << ": " << device_->alive();
-    gates_->close(*gate);
+    gates_->close(gate);
   }
-  const auto gate = gates_->after_stream(streams_[0], kSoon);
-  ASSERT_TRUE(gate.ok()) << gate.status();
+  const auto gate = must(gates_->after_stream(streams_[0], kSoon));
   fake_.run_all();
-  EXPECT_EQ(passed(*gate), absl::OkStatus()) << "the one's before";
+  EXPECT_EQ(passed(gate), absl::OkStatus()) << "the one's before";
 }
 
 // What is recorded runs at each launch: neither wait would be for this transfer.
 TEST_F(StreamGatesTest, AStreamThatIsRecordedIsRefusedAndItsGraphIsNot) {
   const FakeDriver::UsersRecording recording(fake_, true);
-  const absl::Status after = gates_->after_stream(recording.stream(), kSoon).status();
-  const absl::Status held = gates_->hold(recording.stream(), kSoon).status();
-  for (const absl::Status& status : {after, held}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("into a CUDA graph"));
-  }
+  expect_refused(recording.stream(), absl::StatusCode::kFailedPrecondition, "into a CUDA graph");
   EXPECT_TRUE(recording.intact());
   for (int i = 0; i < 4; ++i)
     EXPECT_TRUE(gates_->after_stream(streams_[1], kSoon).ok()) << "all are free";
@@ -203,9 +198,8 @@ TEST_F(StreamGatesTest, AnEventOfAGraphEndsTheWaitInTheDriversWords) {
     const FakeDriver::UsersDefaultStreams user;
     ASSERT_EQ(device_->driver().cuEventRecord(event, recording.stream()), kSuccess);
   }
-  const auto gate = gates_->after_event(event, kSoon);
-  ASSERT_TRUE(gate.ok()) << gate.status();
-  const auto failed = passed(*gate);
+  const auto gate = must(gates_->after_event(event, kSoon));
+  const auto failed = passed(gate);
   ASSERT_TRUE(failed.has_value());
   EXPECT_THAT(std::string(failed->message()), HasSubstr("asking where a stream is"));
   EXPECT_TRUE(device_->alive().ok());
@@ -222,20 +216,14 @@ TEST_F(StreamGatesTest, AStreamOfAnotherContextIsRefusedAndItsEventIsWaitedFor) 
   ASSERT_EQ(driver.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0), kSuccess);
   ASSERT_EQ(driver.cuEventCreate(&event, kEventDisableTiming), kSuccess);
   ASSERT_EQ(driver.cuEventRecord(event, stream), kSuccess);
-  const auto gate = gates_->after_event(event, kSoon);
-  ASSERT_TRUE(gate.ok()) << gate.status();
+  const auto gate = must(gates_->after_event(event, kSoon));
   EXPECT_EQ(FakeDriver::current_context(), users);
   fake_.run_all();
-  EXPECT_EQ(passed(*gate), absl::OkStatus());
+  EXPECT_EQ(passed(gate), absl::OkStatus());
   {
     const FakeDriver::ForeignStreams given;
-    const absl::Status after = gates_->after_stream(stream, kSoon).status();
-    const absl::Status held = gates_->hold(stream, kSoon).status();
-    for (const absl::Status& status : {after, held}) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  HasSubstr("must be of the primary context of CUDA device 0"));
-    }
+    expect_refused(stream, absl::StatusCode::kInvalidArgument,
+                   "must be of the primary context of CUDA device 0");
   }
   EXPECT_EQ(fake_.queued(), 0u) << "something was put on it";
   EXPECT_EQ(FakeDriver::current_context(), users);
@@ -255,16 +243,15 @@ TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
     Stream stream = nullptr;
     {
       const auto device = Device::open(FakeDriver::driver(), 0);
-      auto gates = StreamGates::open(**device, 1);
-      ASSERT_TRUE(gates.ok()) << gates.status();
+      auto gates = must(StreamGates::open(**device, 1));
       {
         const Device::Current current(**device);
         (*device)->driver().cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0);
       }
       fake.fail_next("cuEventRecord", kOutOfMemory, failures, 1);
-      EXPECT_FALSE((*gates)->hold(stream, kSoon).ok());
+      EXPECT_FALSE(gates->hold(stream, kSoon).ok());
       EXPECT_EQ(fake.queued(), failures == 1 ? 3u : 2u) << "a mark, the wait, and its mark";
-      gates->reset();
+      gates.reset();
       fake.run_all();
       EXPECT_THAT(fake.violations(), IsEmpty());
       (*device)->give_back([&] { (*device)->driver().cuStreamDestroy(stream); });
@@ -279,31 +266,25 @@ TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
 }
 
 TEST(StreamGates, AreAsManyAsThereCanBe) {
-  FakeDriver fake;
-  {
-    const auto device = *Device::open(FakeDriver::driver(), 0);
-    // Of 2^58 + 1 all words have the size of one.
-    for (const size_t gates : {size_t{0}, StreamGates::kMostGates + 1, (size_t{1} << 58) + 1,
-                               size_t{1} << 58, SIZE_MAX}) {
-      const auto none = StreamGates::open(*device, gates);
-      EXPECT_TRUE(absl::IsInvalidArgument(none.status())) << gates << ": " << none.status();
-    }
-    EXPECT_TRUE(StreamGates::open(*device, StreamGates::kMostGates).ok());
+  CleanDriver fake;
+  const auto device = *Device::open(FakeDriver::driver(), 0);
+  // Of 2^58 + 1 all words have the size of one.
+  for (const size_t gates :
+       {size_t{0}, StreamGates::kMostGates + 1, (size_t{1} << 58) + 1, size_t{1} << 58, SIZE_MAX}) {
+    const auto none = StreamGates::open(*device, gates);
+    EXPECT_TRUE(absl::IsInvalidArgument(none.status())) << gates << ": " << none.status();
   }
-  EXPECT_THAT(fake.finish(), IsEmpty());
+  EXPECT_TRUE(StreamGates::open(*device, StreamGates::kMostGates).ok());
 }
 
 TEST(StreamGates, AreRefusedWhereAStreamCannotWaitForAWord) {
   Attributes attributes = h100();
   attributes[kStreamMemOps64] = 0;
-  FakeDriver fake({.attributes = attributes});
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    const absl::Status status = StreamGates::open(**device).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("wait for transfers on the host"));
-  }
-  EXPECT_THAT(fake.finish(), IsEmpty());
+  CleanDriver fake({.attributes = attributes});
+  const auto device = Device::open(FakeDriver::driver(), 0);
+  const absl::Status status = StreamGates::open(**device).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("wait for transfers on the host"));
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace baton::gpudirect {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class StreamGraphTest : public WithDevice {
  protected:
@@ -40,27 +39,25 @@ class StreamGraphTest : public WithDevice {
 TEST_F(StreamGraphTest, RunsAtEachLaunchWithWhatMemoryHoldsThen) {
   put(0, {0, 0, 0, 0});
   put(256, {1, 2, 3, 4});
-  const auto graph = StreamGraph::record(*device_, stream(), [&] { return add(); });
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  const auto graph = must(StreamGraph::record(*device_, stream(), [&] { return add(); }));
   EXPECT_EQ(fake_.queued(), 0u) << "what was recorded does not run";
-  ASSERT_TRUE(launch(**graph).ok());
-  ASSERT_TRUE(launch(**graph).ok());
+  ASSERT_TRUE(launch(*graph).ok());
+  ASSERT_TRUE(launch(*graph).ok());
   fake_.run_all();
   EXPECT_EQ(get(0, 4), (std::vector<float>{2, 4, 6, 8}));
   put(256, {10, 10, 10, 10});
-  ASSERT_TRUE(launch(**graph).ok());
+  ASSERT_TRUE(launch(*graph).ok());
   fake_.run_all();
   EXPECT_EQ(get(0, 4), (std::vector<float>{12, 14, 16, 18}));
 }
 
 TEST_F(StreamGraphTest, ItsLayersAreToldOfByTickets) {
-  auto tickets = LayerTickets::open(*device_, *launcher_, 2);
-  ASSERT_TRUE(tickets.ok()) << tickets.status();
+  auto tickets = must(LayerTickets::open(*device_, *launcher_, 2));
   const auto graph = StreamGraph::record(*device_, stream(), [&] {
-    absl::Status status = (*tickets)->begin(stream());
+    absl::Status status = tickets->begin(stream());
     for (uint32_t layer = 0; layer < 2 && status.ok(); ++layer) {
       status = add();
-      if (status.ok()) status = (*tickets)->mark(stream(), layer);
+      if (status.ok()) status = tickets->mark(stream(), layer);
     }
     return status;
   });
@@ -70,7 +67,7 @@ TEST_F(StreamGraphTest, ItsLayersAreToldOfByTickets) {
     std::vector<uint32_t> told;
     while (fake_.queued() > 0) {
       fake_.run(1);
-      ASSERT_TRUE((*tickets)
+      ASSERT_TRUE((tickets)
                       ->poll([&](uint64_t of, uint32_t layer) {
                         EXPECT_EQ(of, step);
                         told.push_back(layer);
@@ -107,15 +104,12 @@ TEST_F(StreamGraphTest, AFailedRecordingLeavesTheStreamAsItWas) {
 }
 
 TEST(StreamGraph, ADriverWithoutGraphsSaysSo) {
-  FakeDriver fake({.missing = {"cuGraphInstantiateWithFlags"}});
-  {
-    const auto device = Device::open(FakeDriver::driver(), 0);
-    const auto graph = StreamGraph::record(**device, (*device)->stream(Direction::kBetween),
-                                           [] { return absl::OkStatus(); });
-    EXPECT_TRUE(absl::IsUnavailable(graph.status()));
-    EXPECT_THAT(std::string(graph.status().message()), HasSubstr("CUDA 11.4"));
-  }
-  EXPECT_THAT(fake.finish(), IsEmpty());
+  CleanDriver fake({.missing = {"cuGraphInstantiateWithFlags"}});
+  const auto device = Device::open(FakeDriver::driver(), 0);
+  const auto graph = StreamGraph::record(**device, (*device)->stream(Direction::kBetween),
+                                         [] { return absl::OkStatus(); });
+  EXPECT_TRUE(absl::IsUnavailable(graph.status()));
+  EXPECT_THAT(std::string(graph.status().message()), HasSubstr("CUDA 11.4"));
 }
 
 }  // namespace

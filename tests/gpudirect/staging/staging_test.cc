@@ -80,13 +80,11 @@ TEST_P(StagedOrLent, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
   for (size_t rounds = 0; rounds < 16; ++rounds) {
     SCOPED_TRACE(testing::Message() << "lost after " << rounds << " rounds");
     if (rounds != 0) TearDown();
-    lost_ = false;
     begin({.seed = rounds + 1});
     const TransferId id =
         *a_.worker->submit(request(rounds % 2 == 0 ? Op::kWrite : Op::kRead, true, true, kBytes));
     turn(rounds);
     gpu_->lose();
-    lost_ = true;
     const absl::Status status = finish(id);
     // Over already, or aborted: which of them is the matter of a few rounds only.
     EXPECT_TRUE(absl::IsAborted(status) || (!lent() && status.ok() && rounds > 8)) << status;
@@ -110,19 +108,17 @@ TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
 // Straight at a ring: what waits behind a copy that has begun waits for all of it.
 TEST_F(Staged, WhereSomethingUrgentComesByBulkGoesInShortCopies) {
   start();
-  const gpudirect::CudaMemory& memory = *memory_;
-  const auto ring = memory.staging_ring(0, 16 * kMiB, false);
-  ASSERT_TRUE(ring.ok()) << ring.status();
+  const auto ring = must(installed_->memory().staging_ring(0, 16 * kMiB, false));
   std::vector<uint64_t> order;
   const auto copy = [&](uint64_t cookie, bool urgent, size_t bytes) {
     const internal::CopyRun piece{reinterpret_cast<std::byte*>(uintptr_t{a_.at}),
-                                  (*ring)->memory().data(), bytes};
-    (*ring)->copy(internal::CopyDirection::kToHost, cookie, urgent, {&piece, 1});
+                                  ring->memory().data(), bytes};
+    ring->copy(internal::CopyDirection::kToHost, cookie, urgent, {&piece, 1});
   };
   const auto finish_all = [&] {
-    baton::until([&] { return !(*ring)->busy(); },
+    baton::until([&] { return !ring->busy(); },
                  [&] {
-                   (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+                   ring->progress([&](uint64_t cookie, const absl::Status& status) {
                      order.push_back(cookie);
                      EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
                    });
@@ -143,15 +139,15 @@ TEST_F(Staged, WhereSomethingUrgentComesByBulkGoesInShortCopies) {
   // It passes bulk that has begun.
   order.clear();
   copy(4, false, 4 * kMiB);
-  (*ring)->progress([](uint64_t, const absl::Status&) {});
+  ring->progress([](uint64_t, const absl::Status&) {});
   copy(5, true, 1000);
   finish_all();
   EXPECT_EQ(order, (std::vector<uint64_t>{5, 4}));
   // Bulk that has begun and is dropped ends when its parts have, and once.
   order.clear();
   copy(6, false, 4 * kMiB);
-  (*ring)->progress([](uint64_t, const absl::Status&) {});
-  (*ring)->drop(6);
+  ring->progress([](uint64_t, const absl::Status&) {});
+  ring->drop(6);
   copy(7, false, kMiB);
   finish_all();
   EXPECT_EQ(order, (std::vector<uint64_t>{6, 7}));
@@ -168,19 +164,18 @@ TEST_F(Staged, WhicheverPartOfACopyFailsItEndsOnce) {
   start();
   for (uint64_t k = 1; k <= 16; ++k) {
     SCOPED_TRACE(k);
-    const auto ring = memory_->staging_ring(0, 16 * kMiB, false);
-    ASSERT_TRUE(ring.ok()) << ring.status();
+    const auto ring = must(installed_->memory().staging_ring(0, 16 * kMiB, false));
     size_t ends = 0;
     absl::Status bulk;
     const internal::CopyRun piece{reinterpret_cast<std::byte*>(uintptr_t{a_.at}),
-                                  (*ring)->memory().data(), 4 * kMiB};
+                                  ring->memory().data(), 4 * kMiB};
     const internal::CopyRun small{piece.device, piece.host, 1000};
-    (*ring)->copy(internal::CopyDirection::kToHost, 1, true, {&small, 1});
-    (*ring)->copy(internal::CopyDirection::kToHost, 2, false, {&piece, 1});
+    ring->copy(internal::CopyDirection::kToHost, 1, true, {&small, 1});
+    ring->copy(internal::CopyDirection::kToHost, 2, false, {&piece, 1});
     gpu_->fail_call_in(k, gpudirect::kOutOfMemory);
-    baton::until([&] { return !(*ring)->busy(); },
+    baton::until([&] { return !ring->busy(); },
                  [&] {
-                   (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+                   ring->progress([&](uint64_t cookie, const absl::Status& status) {
                      ++ends;
                      if (cookie == 2) bulk = status;
                    });
@@ -344,9 +339,9 @@ TEST_F(StagedPages, WhatCopiesCostIsMeasuredOnceForADevice) {
   means_ = {.kernels = FakeDriver::image(), .table = std::nullopt};
   start();
   const uint64_t calls = gpu_->calls();
-  auto third = Worker::create({.providers = {"tcp"}, .settings = {{"staging.ring_mib", "16"}}});
-  ASSERT_TRUE(third.ok()) << third.status();
-  ASSERT_TRUE((*third)->register_memory(reinterpret_cast<void*>(uintptr_t{b_.at}), kBytes).ok());
+  auto third =
+      must(Worker::create({.providers = {"tcp"}, .settings = {{"staging.ring_mib", "16"}}}));
+  ASSERT_TRUE(third->register_memory(reinterpret_cast<void*>(uintptr_t{b_.at}), kBytes).ok());
   EXPECT_LT(gpu_->calls() - calls, 200u);
   move_pages();
 }

@@ -3,7 +3,7 @@
 // that it is out.
 #include "collectives/rendezvous.h"
 #include "tests/communicator/group.h"
-#include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/placed.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
 #include "transport/base/child.h"
@@ -11,7 +11,7 @@
 namespace baton {
 namespace {
 
-using gpudirect::FakeDriver;
+using gpudirect::CleanFake;
 using gpudirect::InstalledFake;
 
 constexpr int kDyingRanks = 3;
@@ -78,15 +78,10 @@ pid_t rank_of_its_own(int rank, const Fate& fate, int in, int out) {
   std::string wrong;
   uint64_t steps = 0;
   {
-    InstalledFake gpu({.seed = static_cast<uint64_t>(rank) + 1, .memory_bytes = size_t{1} << 30},
-                      {.kernels = FakeDriver::image(),
-                       .table = gpudirect::CopyTable{},
-                       .sums = gpudirect::SumCosts()});
-    {
-      auto comm = Communicator::create(own);
-      wrong = comm.ok() ? reduce_in_turn(**comm, gpu, fate, steps) : comm.status().ToString();
-    }
-    gpu.expect_clean();
+    CleanFake gpu({.seed = static_cast<uint64_t>(rank) + 1, .memory_bytes = size_t{1} << 30},
+                  with_kernels());
+    auto comm = Communicator::create(own);
+    wrong = comm.ok() ? reduce_in_turn(**comm, gpu, fate, steps) : comm.status().ToString();
   }
   if (testing::Test::HasFailure()) wrong += " not clean";
   if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());
