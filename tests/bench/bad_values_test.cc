@@ -37,14 +37,6 @@ std::string ranged_flag(const std::string& line) {
   return range || value.front() == '{' ? words[at] : "";
 }
 
-TEST(Commands, HaveFlagsWithRanges) {
-  EXPECT_EQ(ranged_flag("  -p, --port 0..65535     port"), "--port");
-  EXPECT_EQ(ranged_flag("  --role {a,b}"), "--role");
-  EXPECT_EQ(ranged_flag("  --json FILE             one"), "");
-  EXPECT_EQ(ranged_flag("  --quiet                 no"), "");
-  EXPECT_EQ(ranged_flag("  baton serve --port 1..2"), "");
-}
-
 TEST(Commands, RefuseWhatIsInNoRange) {
   size_t tried = 0;
   std::vector<const char*> values = {"12x", "''", "nan", "-7", "99999999999999999999"};

@@ -1,161 +1,96 @@
-// The collective benchmarks themselves: forked ranks, every collective, both files, exit statuses.
-#include "bench/nccl_tests/collective_perf.h"
-
-#include "bench/report/child_process.h"
-#include "nlohmann/json.hpp"
+// The collective benchmarks as a user runs them: every collective, both files, exit statuses.
+#include "collectives/types.h"
+#include "tests/bench/command.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 
 namespace baton::bench {
 namespace {
 
-using nlohmann::json;
 using testing::HasSubstr;
 
-struct Ran {
-  int status = -1;
-  std::string out;
-  // Of the rows: columns of numbers and words.
-  std::vector<std::vector<std::string>> rows;
-};
-
-// Runs a command in a process of its own.
-Ran run(
-    const std::string& command, std::vector<std::string> arguments,
-    const std::function<void()>& prepare = [] {}) {
-  arguments.insert(arguments.begin(), command);
-  Ran ran;
-  std::fflush(nullptr);  // what GoogleTest has not written yet would be written twice
-  auto child = ChildProcess::fork(-1, [&](int out) {
-    dup2(out, STDOUT_FILENO);
-    prepare();
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    const int status = collective_perf_main(static_cast<int>(arguments.size()), argv.data());
-    std::fflush(nullptr);
-    return status;
-  });
-  if (!child.ok()) return ran;
-  for (;;) {
-    const auto line = child->read_line(patient(std::chrono::minutes(2)));
-    if (!line.ok()) break;
-    absl::StrAppend(&ran.out, *line, "\n");
-    if (line->starts_with("#")) continue;
-    std::istringstream words(*line);
-    ran.rows.emplace_back(std::istream_iterator<std::string>(words),
-                          std::istream_iterator<std::string>());
+// It ends well with so many rows, of which none has a wrong element; `in_place`: nor there.
+void expect_right(const std::string& arguments, size_t rows, bool in_place = true) {
+  SCOPED_TRACE(arguments);
+  const Ended ended = baton(arguments + " --no-pin");
+  SCOPED_TRACE(ended.output);
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_THAT(ended.output, HasSubstr("# Out of bounds values : 0 OK"));
+  const std::vector<std::vector<std::string>> table = table_rows(ended.output);
+  EXPECT_EQ(table.size(), rows);
+  for (const std::vector<std::string>& row : table) {
+    ASSERT_EQ(row.size(), 13u);
+    EXPECT_EQ(row[8], "0");
+    EXPECT_EQ(row[12], in_place ? "0" : "N/A");
   }
-  const auto status = child->wait(patient(std::chrono::minutes(2)));
-  if (status.ok()) ran.status = *status;
-  return ran;
 }
 
 TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
-  const struct {
-    const char* command;
-    bool in_place;
-    const char* largest = "100000";
-    size_t rows = 3;
-  } commands[] = {
-      {"all_reduce_perf", true}, {"all_gather_perf", true}, {"reduce_scatter_perf", true},
-      {"broadcast_perf", true},  {"reduce_perf", true},     {"alltoall_perf", false},
-      {"sendrecv_perf", false},  {"gather_perf", true},     {"scatter_perf", true}};
-  int number = 0;
-  for (const auto& [command, in_place, largest, rows] : commands) {
-    const Ran ran = run(command, {"--ranks", "3", "-b", "48", "-e", largest, "-f", "40", "-n", "3",
-                                  "-c", "2", "--no-pin"});
-    EXPECT_EQ(ran.status, 0) << ++number << ran.out;
-    ASSERT_EQ(ran.rows.size(), rows) << number << ran.out;
-    for (const auto& row : ran.rows) {
-      ASSERT_EQ(row.size(), 13u) << ran.out;
-      EXPECT_EQ(row[8], "0") << ran.out;
-      EXPECT_EQ(row[12], in_place ? "0" : "N/A") << ran.out;
-    }
-    EXPECT_THAT(ran.out, HasSubstr("# Out of bounds values : 0 OK"));
+  for (const std::string command :
+       {"all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf",
+        "reduce_perf", "alltoall_perf", "sendrecv_perf", "gather_perf", "scatter_perf"}) {
+    expect_right(command + " --ranks 3 -b 48 -e 100000 -f 40 -n 3 -c 2", 3,
+                 command != "alltoall_perf" && command != "sendrecv_perf");
   }
 }
 
 TEST(CollectivePerf, PutsIntoAWindowAreRight) {
-  for (const char* provider : {"shm", "tcp"}) {
-    const Ran ran = run("sendrecv_perf",
-                        {"--ranks", "3", "-b", "8", "-e", "100000", "-f", "100", "-n", "5", "-m",
-                         "3", "-c", "3", "--no-pin", "--window", "--provider", provider});
-    EXPECT_EQ(ran.status, 0) << ran.out;
-    ASSERT_EQ(ran.rows.size(), 3u) << ran.out;
-    for (const auto& row : ran.rows) EXPECT_EQ(row[8], "0") << ran.out;
+  for (const std::string provider : {"shm", "tcp"}) {
+    expect_right(
+        "sendrecv_perf --ranks 3 -b 8 -e 100000 -f 100 -n 5 -m 3 -c 3 --window --provider " +
+            provider,
+        3, false);
   }
 }
 
 TEST(CollectivePerf, GatherScatterAndHypercubeAreRightByAllRootsAndOptions) {
-  const std::vector<std::string> variants[] = {{"-m", "3"}, {"--malloc", "-u", "3"}, {"-d", "all"}};
   for (const std::string command : {"gather_perf", "scatter_perf", "hypercube_perf"}) {
     const size_t roots = command == "hypercube_perf" ? 1 : 4;
-    for (const std::vector<std::string>& variant : variants) {
-      std::vector<std::string> arguments = {"-g", "4", "-b", "1K", "-e",      "1K",
-                                            "-n", "2", "-r", "-1", "--no-pin"};
-      arguments.insert(arguments.end(), variant.begin(), variant.end());
-      const Ran ran = run(command, arguments);
-      EXPECT_EQ(ran.status, 0) << ran.out;
-      EXPECT_EQ(ran.rows.size(), roots * (variant[0] == "-d" ? kDataTypes : 1)) << ran.out;
-      for (const auto& row : ran.rows) {
-        ASSERT_EQ(row.size(), 13u) << ran.out;
-        EXPECT_EQ(row[8] + row[12], "00") << ran.out;
-      }
-    }
+    const std::string line = command + " -g 4 -b 1K -e 1K -n 2 -r -1 ";
+    expect_right(line + "-m 3", roots);
+    expect_right(line + "--malloc -u 3", roots);
+    expect_right(line + "-d all", roots * kDataTypes);
   }
-  EXPECT_EQ(run("hypercube_perf", {"-g", "3", "-b", "8", "-e", "8"}).status, 1);
+  EXPECT_EQ(baton("hypercube_perf -g 3 -b 8 -e 8 --no-pin").status, 1);
 }
 
 // What cannot be measured is an error, and no verdict on what was not measured.
 TEST(CollectivePerf, AnErrorComesWithoutAVerdict) {
-  const Ran ran = run("all_reduce_perf", {"-g", "1", "-b", "1024T", "-n", "1", "--no-pin"});
-  EXPECT_EQ(ran.status, 1) << ran.out;
-  EXPECT_THAT(ran.out, testing::Not(HasSubstr("Out of bounds values")));
+  const Ended ended = baton("all_reduce_perf -g 1 -b 1024T -n 1 --no-pin");
+  EXPECT_EQ(ended.status, 1) << ended.output;
+  EXPECT_THAT(ended.output, testing::Not(HasSubstr("Out of bounds values")));
 }
 
 TEST(CollectivePerf, EveryTypeAndOperation) {
-  const Ran ran = run("all_reduce_perf", {"--ranks", "2", "-b", "4000", "-e", "4000", "-n", "2",
-                                          "-d", "all", "-o", "all", "--no-pin"});
-  EXPECT_EQ(ran.status, 0) << ran.out;
   // 6 types of floats, 6 of integers, bool.
-  EXPECT_EQ(ran.rows.size(), 6u * 6 + 6 * 9 + 7) << ran.out;
+  expect_right("all_reduce_perf --ranks 2 -b 4000 -e 4000 -n 2 -d all -o all", 6 * 6 + 6 * 9 + 7);
 }
 
 TEST(CollectivePerf, OptionsChangeHowItRunsAndNotWhatComesOut) {
-  const std::vector<std::vector<std::string>> variants = {
-      {"--provider", "tcp"}, {"--malloc", "-u", "3"},
-      {"-m", "4"},           {"-z", "1", "-I", "1"},
-      {"-z", "3"},           {"--ordered", "-N", "2"},
-      {"-C", "1"},           {"--explain", "-S", "1"},
-      {"-a", "0"},           {"--algorithm", "ring", "--channels", "1", "--chunk", "4K"}};
-  for (const std::vector<std::string>& variant : variants) {
-    std::vector<std::string> arguments = {"--ranks", "2",  "-b", "20000",   "-e",
-                                          "20000",   "-n", "3",  "--no-pin"};
-    arguments.insert(arguments.end(), variant.begin(), variant.end());
-    const Ran ran = run("all_reduce_perf", arguments);
-    EXPECT_EQ(ran.status, 0) << variant[0] << ran.out;
-    EXPECT_THAT(ran.out, HasSubstr("values : 0 OK")) << variant[0];
+  for (const std::string variant :
+       {"--provider tcp", "--malloc -u 3", "-m 4", "-z 1 -I 1", "-z 3", "--ordered -N 2", "-C 1",
+        "--explain -S 1", "-a 0", "--algorithm ring --channels 1 --chunk 4K"}) {
+    const Ended ended =
+        baton("all_reduce_perf --ranks 2 -b 20000 -e 20000 -n 3 --no-pin " + variant);
+    EXPECT_EQ(ended.status, 0) << variant << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("values : 0 OK")) << variant;
   }
 }
 
 TEST(CollectivePerf, WritesBothFiles) {
   const TemporaryFolder folder;
   const std::string ours = folder.path("rows.jsonl"), theirs = folder.path("nccl.json");
-  const Ran ran = run("all_gather_perf", {"--ranks", "2", "-b", "1K", "-e", "2K", "-f", "2", "-n",
-                                          "2", "--no-pin", "--json", ours, "-J", theirs});
-  ASSERT_EQ(ran.status, 0) << ran.out;
-  std::ifstream lines(ours);
-  int rows = 0;
-  for (std::string line; std::getline(lines, line); ++rows) {
-    const json row = json::parse(line, nullptr, false);
-    ASSERT_TRUE(row.is_object()) << line;
+  expect_right("all_gather_perf --ranks 2 -b 1K -e 2K -f 2 -n 2 --json " + ours + " -J " + theirs,
+               2);
+  const std::vector<Json> rows = rows_in(ours);
+  EXPECT_EQ(rows.size(), 4u);  // two sizes, in and out of place
+  for (const Json& row : rows) {
+    ASSERT_TRUE(row.is_object());
     EXPECT_EQ(row["verified"], true);
     EXPECT_FALSE(row["route"].get<std::string>().empty());
   }
-  EXPECT_EQ(rows, 4);  // two sizes, in and out of place
   std::ifstream file(theirs);
-  const json document = json::parse(file, nullptr, false);
+  const Json document = Json::parse(file, nullptr, false);
   ASSERT_TRUE(document.is_object());
   EXPECT_EQ(document["results"].size(), 2u);
   EXPECT_EQ(document["config"]["devices"].size(), 2u);
@@ -163,23 +98,18 @@ TEST(CollectivePerf, WritesBothFiles) {
 }
 
 TEST(CollectivePerf, OneRankFromTheEnvironment) {
-  const Ran ran = run("all_reduce_perf", {"-b", "64", "-e", "64", "-n", "2", "--no-pin"}, [] {
-    setenv("BATON_RANK", "0", 1);
-    setenv("BATON_RANKS", "1", 1);
-  });
-  EXPECT_EQ(ran.status, 0) << ran.out;
-  EXPECT_EQ(ran.rows.size(), 1u) << ran.out;
+  const Ended ended =
+      script("BATON_RANK=0 BATON_RANKS=1 exec \"$0\" all_reduce_perf -b 64 -e 64 -n 2 --no-pin");
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_EQ(table_rows(ended.output).size(), 1u) << ended.output;
 }
 
 TEST(CollectivePerf, FailureIsAnExitStatus) {
-  const std::vector<std::string> base = {"--ranks", "2",  "-b", "64",      "-e",
-                                         "64",      "-n", "2",  "--no-pin"};
+  const std::string line = "all_reduce_perf --ranks 2 -b 64 -e 64 -n 2 --no-pin";
   // Faster than any machine.
-  EXPECT_EQ(run("all_reduce_perf", base, [] { setenv("NCCL_TESTS_MIN_BW", "1e9", 1); }).status, 1);
-  EXPECT_EQ(run("all_reduce_perf", {"--ranks", "2", "-g", "8"}).status, 2);
-  std::vector<std::string> unwritable = base;
-  unwritable.insert(unwritable.end(), {"--json", "/nonexistent/rows"});
-  EXPECT_EQ(run("all_reduce_perf", unwritable).status, 2);
+  EXPECT_EQ(script("NCCL_TESTS_MIN_BW=1e9 exec \"$0\" " + line).status, 1);
+  EXPECT_EQ(baton("all_reduce_perf --ranks 2 -g 8").status, 2);
+  EXPECT_EQ(baton(line + " --json /nonexistent/rows").status, 2);
 }
 
 }  // namespace

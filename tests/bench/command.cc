@@ -1,6 +1,7 @@
 // Starting `baton`, and reading what it says and writes.
 #include "tests/bench/command.h"
 
+#include "absl/strings/str_split.h"
 #include "tests/test.h"
 
 namespace baton::bench {
@@ -54,6 +55,17 @@ std::string address_of(ChildProcess& server) {
   std::string where = begin == std::string::npos ? "" : line.substr(begin, end - begin);
   if (where.ends_with(':')) where.pop_back();  // the sentence goes on
   return where;
+}
+
+std::vector<std::vector<std::string>> table_rows(const std::string& output) {
+  std::vector<std::vector<std::string>> rows;
+  for (const absl::string_view line : absl::StrSplit(output, '\n')) {
+    std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    const bool number =
+        !words.empty() && words[0].find_first_not_of("0123456789") == std::string::npos;
+    if (number && words.size() >= 5) rows.push_back(std::move(words));
+  }
+  return rows;
 }
 
 std::vector<Json> rows_in(const std::string& path) {

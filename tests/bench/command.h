@@ -32,6 +32,9 @@ std::string wait_for(ChildProcess& child, const std::string& text);
 // Reads until a server says where it listens: "127.0.0.1:4711".
 std::string address_of(ChildProcess& server);
 
+// The words of each line of a table: of those that begin with a number.
+std::vector<std::vector<std::string>> table_rows(const std::string& output);
+
 // What --json wrote: one object per line; discarded values where a line is no JSON.
 std::vector<Json> rows_in(const std::string& path);
 

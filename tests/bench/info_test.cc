@@ -1,10 +1,6 @@
 // What is read from the files of other machines.
 #include "bench/doctor/info.h"
 
-#include <cstdlib>
-#include <memory>
-#include <string>
-
 #include "info_tree.h"
 #include "tests/test.h"
 #include "transport/provider.h"

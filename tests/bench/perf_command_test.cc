@@ -1,12 +1,9 @@
 // The perftest-shaped commands as a user runs them: every test over every provider, and a server
 // that outlives its clients.
-#include <arpa/inet.h>
-
-#include <charconv>
-
 #include "bench/perftest/perf_plan.h"
 #include "bench/report/dialogue.h"
 #include "tests/bench/perf_server_fixture.h"
+#include "tests/tcp/raw_peer.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "transport/worker.h"
@@ -129,17 +126,9 @@ TEST_F(PerfServer, AClientSaysThatTheServerHasGone) {
 }
 
 TEST_F(PerfServer, OutlivesGarbage) {
-  uint16_t port = 0;
-  std::from_chars(where_.data() + where_.find(':') + 1, where_.data() + where_.size(), port);
   for (const std::string& garbage :
        {std::string(), std::string("GET / HTTP/1.0\r\n\r\n"), std::string(10000, '\xff')}) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT_GE(fd, 0);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
+    const int fd = tcp::RawPeer::dial(where_);
     [[maybe_unused]] const ssize_t put =
         send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     close(fd);
@@ -173,21 +162,6 @@ TEST_F(PerfServer, AnswersPeersThatSpeakAnotherLanguage) {
   // These get no answer, and do no harm.
   for (const char* message : {"{", "\x80\x80", "{\"error\":\"x\"}", "[]"}) {
     EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
-  }
-  expect_alive();
-}
-
-TEST_F(PerfServer, RefusesAStrangerOfAnotherCluster) {
-  const auto key = ClusterKey::from_bytes("the key of some other cluster");
-  ASSERT_TRUE(key.ok());
-  const auto worker = Worker::create({.name = "stranger", .providers = {"tcp"}, .key = *key});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const auto peer = (*worker)->connect(where_);
-  if (peer.ok()) {
-    EXPECT_TRUE((*worker)
-                    ->wait_until([&] { return (*worker)->peer_state(*peer) == PeerState::kDown; },
-                                 patient(std::chrono::seconds(30)))
-                    .ok());
   }
   expect_alive();
 }

@@ -1,6 +1,5 @@
 // Command lines as people type them after ib_write_bw and its sisters, recorded: each runs here, or
 // is refused by the name of what is not here. And one server for all of them.
-#include "absl/strings/str_split.h"
 #include "tests/bench/perf_server_fixture.h"
 #include "tests/test.h"
 #include "tests/until.h"
@@ -76,18 +75,6 @@ void settles_at(pid_t pid, size_t most) {
   until([&] { return descriptors_of(pid) <= most; });
 }
 
-// Rows of the table, as a script would find them: lines that begin with a number.
-size_t table_rows(const std::string& output) {
-  size_t rows = 0;
-  for (const auto line : absl::StrSplit(output, '\n')) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    const bool number =
-        !words.empty() && words[0].find_first_not_of("0123456789") == std::string::npos;
-    if (number && words.size() >= 5) ++rows;
-  }
-  return rows;
-}
-
 TEST_F(PerfServer, FiftyClientsInTurnAndNothingIsLeftBehind) {
   ASSERT_EQ(client("write_bw --provider tcp -n 20").status, 0);
   const size_t before = descriptors_of(server_.pid());
@@ -106,7 +93,7 @@ TEST_F(PerfServer, FiftyClientsInTurnAndNothingIsLeftBehind) {
       continue;
     }
     const size_t sizes = line.find(" -a") == std::string::npos ? 1 : 23;
-    EXPECT_EQ(table_rows(ended.output), sizes) << ended.output;
+    EXPECT_EQ(table_rows(ended.output).size(), sizes) << ended.output;
     EXPECT_THAT(ended.output, HasSubstr(" #bytes"));
   }
   settles_at(server_.pid(), before);
@@ -123,7 +110,7 @@ TEST_F(PerfServer, FourClientsAtOnce) {
   for (ChildProcess& each : clients) {
     const Ended ended = end_of(each);
     EXPECT_EQ(ended.status, 0) << ended.output;
-    EXPECT_GE(table_rows(ended.output), 1u) << ended.output;
+    EXPECT_GE(table_rows(ended.output).size(), 1u) << ended.output;
   }
   expect_alive();
   settles_at(server_.pid(), before);

@@ -261,21 +261,17 @@ TEST(Bf16Dots, AreBelievedOnlyWhereTheyAddInTheOrderOfTheChains) {
   }>));
 }
 
-TEST(Bf16Dots, SayWhyTheyCannotBeUsed) {
-  EXPECT_EQ(dots_usable(), why_no_dots().empty());
-  EXPECT_EQ(usable(Bf16Unit::kDots), dots_usable());
-}
-
 // --- who multiplies ------------------------------------------------------------------------------
 
-TEST(Bf16Units, TilesAreBestThenDotsThenVectors) {
+TEST(Bf16Units, TilesAreBestThenDotsThenVectorsAndEachSaysWhyItCannotBeUsed) {
   EXPECT_TRUE(usable(Bf16Unit::kVectors));
+  EXPECT_EQ(usable(Bf16Unit::kDots), dots_usable());
+  EXPECT_EQ(dots_usable(), why_no_dots().empty());
+  EXPECT_EQ(amx_usable(), why_no_amx().empty());
   EXPECT_EQ(best_bf16_unit(), amx_usable()    ? Bf16Unit::kTiles
                               : dots_usable() ? Bf16Unit::kDots
                                               : Bf16Unit::kVectors);
 }
-
-TEST(Amx, SaysWhyItCannotBeUsed) { EXPECT_EQ(amx_usable(), why_no_amx().empty()); }
 
 }  // namespace
 }  // namespace baton::engine

@@ -193,6 +193,20 @@ testing::Message name_of(const Overload& one, unsigned seed) {
 
 constexpr unsigned kSeeds = kSanitized ? 1 : 3;
 
+// At `rate`; `in_time`: answers per second that an engine could give so that none is late.
+void expect_goodput(const Overload& one, double rate, double in_time, double counted,
+                    double least) {
+  for (unsigned seed = 1; seed <= kSeeds; ++seed) {
+    SCOPED_TRACE(name_of(one, seed));
+    Admission admission({});
+    Crowd crowd(admission, one.machine, seed);
+    const Seen seen = crowd.run(rate, one.patience, 0, 60, counted);
+    EXPECT_GE(static_cast<double>(seen.answered), least * in_time * seen.seconds);
+    // Nearly all requests that were admitted are answered in time.
+    EXPECT_LE(seen.left * 25, seen.answered);
+  }
+}
+
 // Promise(serving): Under overload, time goes to requests that are answered | admission by measured
 //   speed and observed waiting
 TEST(Admission, GoodputHoldsAtFiveTimesTheCapacity) {
@@ -200,16 +214,8 @@ TEST(Admission, GoodputHoldsAtFiveTimesTheCapacity) {
     const double capacity = capacity_of(one.machine);
     // With 64 tokens of output and a full batch no answer takes less than 1.3 s.
     const double in_time = std::min(capacity, capacity_of(one.machine, one.patience));
-    for (unsigned seed = 1; seed <= kSeeds; ++seed) {
-      SCOPED_TRACE(name_of(one, seed));
-      Admission admission({});
-      Crowd crowd(admission, one.machine, seed);
-      // Until clients have left once, their patience is unknown.
-      const Seen seen = crowd.run(5 * capacity, one.patience, 0, 60, 2 * one.patience);
-      EXPECT_GE(static_cast<double>(seen.answered), 0.88 * in_time * seen.seconds);
-      // Nearly all requests that were admitted are answered in time.
-      EXPECT_LE(seen.left * 25, seen.answered);
-    }
+    // Until clients have left once, their patience is unknown.
+    expect_goodput(one, 5 * capacity, in_time, 2 * one.patience, 0.88);
   }
 }
 
@@ -223,14 +229,7 @@ TEST(Admission, GoodputHoldsInBursts) {
   for (const Row& row : {Row{8, 1, 0.8}, Row{8, 4, 0.92}, Row{40, 4, 0.88}}) {
     const Overload one{{.burst = row.burst}, row.patience};
     const double in_time = capacity_of(one.machine, one.patience);
-    for (unsigned seed = 1; seed <= kSeeds; ++seed) {
-      SCOPED_TRACE(name_of(one, seed));
-      Admission admission({});
-      Crowd crowd(admission, one.machine, seed);
-      const Seen seen = crowd.run(5 * in_time, one.patience, 0, 60, 10);
-      EXPECT_GE(static_cast<double>(seen.answered), row.least * in_time * seen.seconds);
-      EXPECT_LE(seen.left * 25, seen.answered);
-    }
+    expect_goodput(one, 5 * in_time, in_time, 10, row.least);
   }
 }
 

@@ -162,19 +162,6 @@ TEST(BlockManager, ABlockThatIsHandedOutIsAsNew) {
   EXPECT_EQ(blocks.find(other).blocks, 4u);
 }
 
-TEST(BlockManager, SharedBlocksStayUntilTheLastUser) {
-  BlockManager blocks(2);
-  const auto chain = chain_of(some_tokens(16, 1));
-  std::vector<uint32_t> first, second;
-  ASSERT_TRUE(blocks.allocate(1, &first));
-  blocks.publish(first[0], chain[0]);
-  blocks.acquire(chain, &second);
-  blocks.release(first);
-  EXPECT_EQ(blocks.free_blocks(), 1u);
-  blocks.release(second);
-  EXPECT_EQ(blocks.free_blocks(), 2u);
-}
-
 TEST(BlockManager, QuarantineHoldsBlocks) {
   BlockManager blocks(2);
   std::vector<uint32_t> table, more;

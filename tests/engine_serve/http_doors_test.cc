@@ -10,16 +10,10 @@
 namespace baton::engine::serve {
 namespace {
 
-std::string post_of(const json& body) {
-  const std::string text = body.dump();
-  return absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ", text.size(),
-                      "\r\n\r\n", text);
-}
-
 // Sends everything, then nothing more, and reads to the end.
-std::string half_closed(int port, const std::string& bytes) {
+std::string half_closed(int port, const json& body, int times = 1) {
   RawClient client(port);
-  client.send(bytes);
+  for (; times > 0; --times) client.post("/v1/completions", body.dump());
   EXPECT_EQ(shutdown(client.fd(), SHUT_WR), 0);
   return client.read_to_end();
 }
@@ -32,37 +26,21 @@ TEST(HalfClosed, AClientThatSendsNoMoreGetsItsAnswer) {
   const std::string want = post_json(worker.port(), body)["choices"][0].dump();
   const std::string text = json::parse(want)["text"];
   for (const int port : {worker.port(), router->port()}) {
-    const std::string plain = half_closed(port, post_of(body));
+    const std::string plain = half_closed(port, body);
     EXPECT_TRUE(absl::StrContains(plain, "HTTP/1.1 200 OK")) << plain;
     EXPECT_TRUE(absl::StrContains(plain, json(text).dump())) << plain;
     json stream = body;
     stream["stream"] = true;
-    EXPECT_TRUE(absl::StrContains(half_closed(port, post_of(stream)), "data: [DONE]"));
+    EXPECT_TRUE(absl::StrContains(half_closed(port, stream), "data: [DONE]"));
   }
 }
 
 TEST(HalfClosed, AllRequestsOfAPipelineAreAnswered) {
   Worker worker;
-  json body = request_body();
-  const std::string both = half_closed(worker.port(), post_of(body) + post_of(body));
+  const std::string both = half_closed(worker.port(), request_body(), 2);
   const size_t first = both.find("HTTP/1.1 200 OK");
   ASSERT_NE(first, std::string::npos) << both;
   EXPECT_NE(both.find("HTTP/1.1 200 OK", first + 1), std::string::npos) << both;
-}
-
-TEST(HalfClosed, ADepartedPeerIsStillForgotten) {
-  Worker worker(patient_model(), {.blocks = 8192, .max_sequences = 4});
-  json body = request_body();
-  body["max_tokens"] = 60000;
-  for (int i = 0; i < 8; ++i) {  // some are computed, some wait
-    RawClient client(worker.port());
-    client.send(post_of(body));
-    until([&] { return worker.server().connections().answering != 0; });
-    client.leave();
-    until([&] { return worker.server().connections().answering == 0; });
-  }
-  // Some left before they were given to the engine.
-  until([&] { return worker.thread().stats().running + worker.thread().stats().waiting == 0; });
 }
 
 TEST(Engine, WhatComesAfterItsEndIsToldSo) {
@@ -70,7 +48,7 @@ TEST(Engine, WhatComesAfterItsEndIsToldSo) {
   json body = request_body();
   body["max_tokens"] = 60000;
   RawClient open(worker.port());
-  open.send(post_of(body));
+  open.post("/v1/completions", body.dump());
   until([&] { return worker.server().connections().answering != 0; });
   worker.thread().stop();
   EXPECT_TRUE(absl::StartsWith(open.read_until("\r\n\r\n"), "HTTP/1.1 503"));
@@ -95,16 +73,6 @@ TEST(Heads, AFoldedLineIsRefused) {
     EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 400")) << answer;
     EXPECT_FALSE(absl::StrContains(answer, "\"ok\"")) << answer;
   }
-}
-
-TEST(Heads, MayComeInPieces) {
-  Worker worker;
-  RawClient client(worker.port());
-  const std::string get = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
-  for (const char byte : get + get.substr(0, 5)) client.send(std::string(1, byte));
-  EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
-  client.send(get.substr(5));
-  EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
 }
 
 TEST(Heads, AreReadAsRfc9112HasThem) {
@@ -368,19 +336,27 @@ httplib::Result post_tls(int port, const json& body, const std::string& key) {
   httplib::SSLClient client("localhost", port);
   client.enable_server_certificate_verification(false);
   client.set_read_timeout(patient(std::chrono::seconds(60)));
+  client.set_write_timeout(patient(std::chrono::seconds(60)));
   return client.Post("/v1/completions", {{"Authorization", "Bearer " + key}}, body.dump(),
                      "application/json");
 }
 
+// The router reaches its worker by it, too.
 TEST(Tls, AServerAndARouterServeByItAndAskForTheKey) {
   const TlsFiles files("server");
   Worker plain;
   Worker worker(test_model(), {.blocks = 256},
                 {.api_key = "open sesame", .listener = files.options()});
-  const auto router = *router::Router::start(
-      {.port = 0, .decode = {plain.url()}, .api_key = "open sesame", .listener = files.options()});
+  const auto router =
+      *router::Router::start({.port = 0,
+                              .decode = {absl::StrCat("https://localhost:", worker.port())},
+                              .api_key = "open sesame",
+                              .worker_ca = files.certificate,
+                              .listener = files.options()});
   json body = request_body();
   const json want = post_json(plain.port(), body)["choices"][0]["text"];
+  json long_one = body;
+  long_one["prompt"] = std::string(size_t{1} << 20, ' ');
   for (const int port : {worker.port(), router->port()}) {
     body["stream"] = false;
     const httplib::Result whole = post_tls(port, body, "open sesame");
@@ -392,43 +368,10 @@ TEST(Tls, AServerAndARouterServeByItAndAskForTheKey) {
     ASSERT_TRUE(streamed) << httplib::to_string(streamed.error());
     EXPECT_EQ(parse_stream(streamed->body).text, want);
     EXPECT_EQ(post_tls(port, body, "close sesame")->status, 401);
-  }
-}
-
-// Of what a router says of its only worker, once it has asked it.
-json health_of_worker(int router) {
-  for (;;) {
-    const httplib::Result page = client_of(router).Get("/health");
-    if (!page) continue;
-    json worker = json::parse(page->body)["workers"][0];
-    if (worker["up"] == true || !absl::StrContains(worker.dump(), "not been asked")) return worker;
-  }
-}
-
-TEST(Tls, ARouterReachesItsWorkersByIt) {
-  const TlsFiles files("server");
-  Worker plain, worker(test_model(), {.blocks = 256},
-                       {.api_key = "open sesame", .listener = files.options()});
-  const std::string url = absl::StrCat("https://localhost:", worker.port());
-  const auto router = *router::Router::start(
-      {.port = 0, .decode = {url}, .api_key = "open sesame", .worker_ca = files.certificate});
-  json body = request_body();
-  const json want = post_json(plain.port(), body)["choices"][0]["text"];
-  EXPECT_EQ(health_of_worker(router->port())["up"], true);
-  httplib::Client client = client_of(router->port());
-  client.set_bearer_token_auth("open sesame");
-  // Many records each way.
-  body["prompt"] = body["prompt"].get<std::string>() + std::string(size_t{100} << 10, ' ');
-  EXPECT_EQ(client.Post("/v1/completions", body.dump(), "application/json")->status, 400);
-  body = request_body();
-  for (const bool stream : {false, true}) {
-    body["stream"] = stream;
-    const httplib::Result answer = client.Post("/v1/completions", body.dump(), "application/json");
-    ASSERT_TRUE(answer) << httplib::to_string(answer.error());
-    ASSERT_EQ(answer->status, 200) << answer->body;
-    EXPECT_EQ(stream ? json(parse_stream(answer->body).text)
-                     : json::parse(answer->body)["choices"][0]["text"],
-              want);
+    const httplib::Result refused = post_tls(port, long_one, "open sesame");  // many records
+    ASSERT_TRUE(refused) << httplib::to_string(refused.error());
+    EXPECT_EQ(refused->status, 400);
+    EXPECT_TRUE(absl::StrContains(refused->body, "longer than")) << refused->body;
   }
 }
 
@@ -439,16 +382,11 @@ TEST(Tls, ManyRequestsOnOneConnection) {
   client.enable_server_certificate_verification(false);
   client.set_keep_alive(true);
   client.set_read_timeout(patient(std::chrono::seconds(60)));
-  client.set_write_timeout(patient(std::chrono::seconds(60)));
   for (int i = 0; i < 5; ++i) {
     const httplib::Result health = client.Get("/health");
     ASSERT_TRUE(health) << httplib::to_string(health.error());
     EXPECT_EQ(health->status, 200);
   }
-  const std::string long_body(size_t{1} << 20, ' ');  // many records
-  const httplib::Result refused = client.Post("/v1/completions", long_body, "application/json");
-  ASSERT_TRUE(refused) << httplib::to_string(refused.error());
-  EXPECT_EQ(refused->status, 400);
 }
 
 TEST(Tls, PlainTextClientsAreClosed) {

@@ -1,4 +1,4 @@
-// What a model thinks of a prompt, the best of several answers, and a checkpoint's own defaults.
+// What a model thinks of a prompt, and a checkpoint's own defaults.
 #include "absl/strings/match.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
@@ -16,20 +16,6 @@ json greedy(const json& prompt, int max_tokens) {
 }
 
 json choice_of(int port, const json& body) { return post_json(port, body)["choices"][0]; }
-
-// All pieces of a streamed completion, as one choice that was not streamed has them.
-json gathered(const std::string& bytes) {
-  json all = {{"text", ""}};
-  for (const json& event : events_in(bytes)) {
-    for (const json& choice : event["choices"]) {
-      all["text"] = all["text"].get<std::string>() + choice["text"].get<std::string>();
-      for (const auto& [key, values] : choice["logprobs"].items()) {
-        for (const json& value : values) all["logprobs"][key].push_back(value);
-      }
-    }
-  }
-  return all;
-}
 
 TEST(Echo, ThePromptIsRatedAsIfItHadBeenWritten) {
   // Small steps, so that the prompt comes in several pieces.
@@ -76,9 +62,9 @@ TEST(Echo, PlainStreamedAndThroughARouterAreTheSame) {
     EXPECT_EQ(relayed["logprobs"], whole["logprobs"]);
     body["stream"] = true;
     for (const int port : {worker.port(), router->port()}) {
-      const json streamed = gathered(post(port, body)->body);
-      EXPECT_EQ(streamed["text"], whole["text"]);
-      EXPECT_EQ(streamed["logprobs"], whole["logprobs"]);
+      const Streamed streamed = parse_stream(post(port, body)->body);
+      EXPECT_EQ(streamed.text, whole["text"]);
+      EXPECT_EQ(streamed.logprobs, whole["logprobs"]);
     }
   }
 }
@@ -106,33 +92,13 @@ TEST(Echo, AResumedStreamDoesNotRepeatThePrompt) {
   resumed["kv_transfer_params"] = {
       {"resume_token_ids", {whole["token_ids"][0], whole["token_ids"][1]}}};
   resumed["stream"] = true;
-  const json rest = gathered(post(worker.port(), resumed)->body);
-  EXPECT_EQ(rest["logprobs"]["tokens"].size(), 4u);
+  const Streamed rest = parse_stream(post(worker.port(), resumed)->body);
+  EXPECT_EQ(rest.logprobs["tokens"].size(), 4u);
   const std::string text = whole["text"];
-  EXPECT_TRUE(absl::EndsWith(text, rest["text"].get<std::string>()));
-  EXPECT_LT(rest["text"].get<std::string>().size(), text.size() - 10);
+  EXPECT_TRUE(absl::EndsWith(text, rest.text));
+  EXPECT_LT(rest.text.size(), text.size() - 10);
   const json& offsets = whole["logprobs"]["text_offset"];
-  EXPECT_EQ(rest["logprobs"]["text_offset"][0], offsets[offsets.size() - 4]);
-}
-
-TEST(Choices, WhatTheyCannotBeIsRefusedByName) {
-  Worker worker;
-  const auto refused = [&](const json& more, const char* name, const char* path) {
-    json body = {{"max_tokens", 2}};
-    if (std::string(path) == "/v1/completions") {
-      body["prompt"] = "x";
-    } else {
-      body["messages"] = {{{"role", "user"}, {"content", "x"}}};
-    }
-    body.update(more);
-    const httplib::Result result = post(worker.port(), body, path);
-    ASSERT_TRUE(result);
-    EXPECT_EQ(result->status, 400);
-    EXPECT_TRUE(absl::StrContains(result->body, name)) << result->body;
-  };
-  refused({{"n", 3}, {"best_of", 2}}, "best_of", "/v1/completions");
-  refused({{"max_tokens", 0}}, "max_tokens", "/v1/completions");
-  refused({{"top_logprobs", 2}}, "top_logprobs", "/v1/chat/completions");
+  EXPECT_EQ(rest.logprobs["text_offset"][0], offsets[offsets.size() - 4]);
 }
 
 TEST(Defaults, TheCheckpointsOwnCountWhereARequestSaysNothing) {

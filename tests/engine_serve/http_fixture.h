@@ -74,13 +74,20 @@ inline json post_json(int port, const json& body, const char* path = "/v1/comple
   return json::parse(result->body);
 }
 
-// What the events of a stream say.
+// What the events of a stream say. The last one of a whole stream says that it is done.
 inline std::vector<json> events_in(const std::string& bytes) {
   std::vector<json> events;
-  for (size_t at = 0, end; (end = bytes.find("\n\n", at)) != std::string::npos; at = end + 2) {
-    const std::string line = bytes.substr(at, end - at);
-    if (line != "data: [DONE]") events.push_back(json::parse(line.substr(6)));
+  size_t begin = 0;
+  for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
+    const std::string line = bytes.substr(begin, end - begin);
+    EXPECT_TRUE(line.starts_with("data: ")) << line;
+    if (line != "data: [DONE]") {
+      events.push_back(json::parse(line.substr(6)));
+    } else {
+      EXPECT_EQ(end + 2, bytes.size()) << bytes;
+    }
   }
+  EXPECT_EQ(begin, bytes.size());
   return events;
 }
 
@@ -88,22 +95,14 @@ struct Streamed {
   std::string text;
   std::vector<int32_t> tokens;
   std::string finish_reason;
-  json usage;
+  json usage, logprobs;
   bool done = false;
 };
 
 inline Streamed parse_stream(const std::string& bytes, bool chat = false) {
   Streamed out;
-  size_t begin = 0;
-  for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
-    const std::string line = bytes.substr(begin, end - begin);
-    EXPECT_TRUE(line.starts_with("data: ")) << line;
-    if (line == "data: [DONE]") {
-      out.done = true;
-      continue;
-    }
-    EXPECT_FALSE(out.done);
-    const json event = json::parse(line.substr(6));
+  out.done = bytes.ends_with("data: [DONE]\n\n");
+  for (const json& event : events_in(bytes)) {
     if (event.contains("usage")) out.usage = event["usage"];
     for (const json& choice : event["choices"]) {
       out.text +=
@@ -112,9 +111,12 @@ inline Streamed parse_stream(const std::string& bytes, bool chat = false) {
         for (const json& token : choice["token_ids"]) out.tokens.push_back(token);
       }
       if (choice["finish_reason"].is_string()) out.finish_reason = choice["finish_reason"];
+      const json logprobs = choice.value("logprobs", json());
+      for (const auto& [key, values] : logprobs.items()) {
+        for (const json& value : values) out.logprobs[key].push_back(value);
+      }
     }
   }
-  EXPECT_EQ(begin, bytes.size());
   return out;
 }
 

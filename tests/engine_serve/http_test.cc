@@ -1,9 +1,4 @@
 // The HTTP face: OpenAI's shapes, errors, disconnects, and the router in front of dying workers.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
 #include <future>
 
 #include "absl/strings/match.h"
@@ -16,6 +11,8 @@
 
 namespace baton::engine::serve {
 namespace {
+
+using testing::HasSubstr;
 
 TEST(Http, CompletionsPlainAndStreamedAgree) {
   Worker worker;
@@ -58,9 +55,13 @@ TEST(Http, ChatAndLogprobs) {
   EXPECT_EQ(first["top_logprobs"].size(), 2u);
   EXPECT_EQ(first["logprob"], first["top_logprobs"][0]["logprob"]);  // greedy
   body["stream"] = true;
-  const httplib::Result result = post(worker.port(), body, "/v1/chat/completions");
+  httplib::Result result = post(worker.port(), body, "/v1/chat/completions");
   ASSERT_TRUE(result);
   EXPECT_EQ(parse_stream(result->body, true).text, whole["choices"][0]["message"]["content"]);
+  body.erase("logprobs");
+  result = post(worker.port(), body, "/v1/chat/completions");
+  EXPECT_EQ(result->status, 400);
+  EXPECT_THAT(result->body, HasSubstr("top_logprobs"));
 }
 
 TEST(Http, SeveralPromptsAndChoices) {
@@ -177,7 +178,9 @@ TEST(Http, AModelIsFoundByItsName) {
       EXPECT_EQ(error["param"], "model");
     }
     EXPECT_EQ(client.Post("/v1/models/org/tiny", "{}", "application/json")->status, 405);
-    EXPECT_TRUE(json::parse(client.Get("/v1/model/x")->body)["error"]["code"].is_null());
+    const httplib::Result nowhere = client.Get("/v1/model/x");
+    EXPECT_EQ(nowhere->status, 404);
+    EXPECT_TRUE(json::parse(nowhere->body)["error"]["code"].is_null());
   }
 }
 
@@ -234,6 +237,7 @@ TEST(Http, ErrorsSayWhatIsWrong) {
   refused(R"({"prompt":"x","stop":[1]})", "stop");
   refused(R"({"prompt":"x","n":200})", "\"n\"");
   refused(R"({"prompt":"x","best_of":3})", "best_of");
+  refused(R"({"prompt":"x","n":3,"best_of":2})", "best_of");
   refused(R"({"prompt":"x","response_format":{"type":"json_object"}})", "response_format");
   refused(R"({"prompt":"x","tools":[{"type":"function"}]})", "tools");
   refused(R"({"prompt":"x","guided_json":{"a":1}})", "guided_json");
@@ -246,17 +250,13 @@ TEST(Http, ErrorsSayWhatIsWrong) {
   post_json(worker.port(), request_body());  // still serves
 }
 
-TEST(Http, ModelsHealthMetrics) {
+TEST(Http, MetricsCountWhatWasAnswered) {
   Worker worker;
   post_json(worker.port(), request_body());
-  httplib::Client client = client_of(worker.port());
-  EXPECT_EQ(json::parse(client.Get("/v1/models")->body)["data"][0]["id"], "tiny");
-  EXPECT_EQ(client.Get("/health")->status, 200);
-  const std::string metrics = client.Get("/metrics")->body;
-  EXPECT_NE(metrics.find("baton_output_tokens_total 24\n"), std::string::npos) << metrics;
-  EXPECT_NE(metrics.find("baton_time_to_first_token_seconds_count 1\n"), std::string::npos);
-  EXPECT_NE(metrics.find("baton_requests_total{reason=\"length\"} 1\n"), std::string::npos);
-  EXPECT_EQ(client.Get("/nowhere")->status, 404);
+  const std::string metrics = client_of(worker.port()).Get("/metrics")->body;
+  EXPECT_THAT(metrics, HasSubstr("baton_output_tokens_total 24\n"));
+  EXPECT_THAT(metrics, HasSubstr("baton_time_to_first_token_seconds_count 1\n"));
+  EXPECT_THAT(metrics, HasSubstr("baton_requests_total{reason=\"length\"} 1\n"));
 }
 
 // In the middle of the step that ends it, which the page's reader cannot see the end of.
@@ -317,7 +317,7 @@ TEST(Http, WithoutADescriptorForItsThreadNoServerStarts) {
   }
   const auto server =
       http::HttpServer::start({.port = 0, .model = "tiny"}, *thread, test_tokenizer());
-  EXPECT_THAT(std::string(server.status().message()), testing::HasSubstr("ulimit -n"));
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("ulimit -n"));
   EXPECT_TRUE(thread->idle());
 }
 
@@ -329,28 +329,22 @@ TEST(Http, AClientThatLeavesIsAborted) {
     json body = request_body();
     body["max_tokens"] = 60000;
     body["stream"] = stream;
-    httplib::Client client = client_of(worker.port());
-    if (stream) {
-      httplib::Request request;
-      request.method = "POST";
-      request.path = "/v1/completions";
-      request.set_header("Content-Type", "application/json");
-      request.body = body.dump();
-      request.content_receiver = [](const char*, size_t, uint64_t, uint64_t) { return false; };
-      EXPECT_FALSE(client.send(request));
-    } else {
-      std::thread leaver([&] {
-        until([&] { return worker.thread().stats().running != 0; });
-        client.stop();
-      });
-      EXPECT_FALSE(client.Post("/v1/completions", body.dump(), "application/json"));
-      leaver.join();
+    // One leaves at once, perhaps before the engine has heard of it; the other one is computed.
+    for (const bool computed : {false, true}) {
+      RawClient client(worker.port());
+      client.post("/v1/completions", body.dump());
+      until([&] { return worker.server().connections().answering != 0; });
+      until([&] { return !computed || worker.thread().stats().running != 0; });
+      client.leave();
+      until([&] { return worker.server().connections().answering == 0; });
+      until([&] { return worker.thread().stats().running + worker.thread().stats().waiting == 0; });
     }
     // Nobody hears of its end, behind which it is counted.
     httplib::Client other = client_of(worker.port());
     until([&] {
-      return absl::StrContains(other.Get("/metrics")->body,
-                               "baton_requests_total{reason=\"abort\"} 1\n");
+      const std::string page = other.Get("/metrics")->body;
+      const std::string aborted = "baton_requests_total{reason=\"abort\"} ";
+      return absl::StrContains(page, aborted + "1\n") || absl::StrContains(page, aborted + "2\n");
     });
   }
 }
@@ -371,17 +365,6 @@ TEST(Router, ReportsWhenNoWorkerAnswers) {
   result = post(router->port(), body);
   EXPECT_EQ(result->status, 503);  // nothing was streamed yet
   EXPECT_NE(result->body.find("gave up"), std::string::npos);
-}
-
-TEST(Router, PassesWorkersErrorsOn) {
-  Worker worker;
-  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
-  const httplib::Result result =
-      post(router->port(), {{"prompt", std::vector<int>(600, 1)}, {"max_tokens", 3}});
-  ASSERT_TRUE(result);
-  EXPECT_EQ(result->status, 400);
-  EXPECT_NE(result->body.find("longer than"), std::string::npos) << result->body;
-  EXPECT_EQ(client_of(router->port()).Get("/v1/models")->status, 200);
 }
 
 }  // namespace

@@ -1,12 +1,8 @@
 // Sharded checkpoints: resuming on any number of ranks, and everything that can be wrong with one.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-
 #include "engine/files/files.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/forbidden_calls.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 
@@ -98,25 +94,12 @@ TEST_F(Checkpoints, KeepTheNewestTwoAndIgnoreIncompleteOnes) {
   EXPECT_EQ(std::distance(fs::directory_iterator(checkpoint_path(directory_, 60)), {}), 2);
 }
 
-// The calls that remove files and folders end the process, as a kill at that moment would.
-void die_at_removals() {
-  std::vector<sock_filter> program = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
-  for (const long call : {
+// The calls that remove files and folders.
+const std::vector<long> kRemovals = {
 #ifdef SYS_unlink
-           SYS_unlink, SYS_rmdir,
+    SYS_unlink, SYS_rmdir,
 #endif
-           SYS_unlinkat}) {
-    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
-    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
-  }
-  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-    _exit(77);
-  }
-}
+    SYS_unlinkat};
 
 TEST_F(Checkpoints, AKillWhileOneIsRemovedLeavesNoHalfOfOne) {
   for (int64_t steps : {10, 20}) write(steps, 2);
@@ -139,7 +122,8 @@ TEST_F(Checkpoints, AKillWhileOneIsRemovedLeavesNoHalfOfOne) {
       for (int rank : {0, 1}) {
         manifest.shards.push_back(*write_shard(directory_, shard(steps, rank, 2), rank, 2));
       }
-      die_at_removals();
+      // As a kill at that moment would end it.
+      if (!forbid(kRemovals, SECCOMP_RET_KILL_PROCESS)) _exit(77);
       (void)finish_checkpoint(directory_, manifest);
       _exit(1);  // nothing was removed
     }

@@ -3,9 +3,7 @@
 #include <barrier>
 
 #include "collectives/rendezvous.h"
-#include "engine/files/files.h"
 #include "engine/train/device/device_runner.h"
-#include "engine/train/train_run.h"
 #include "tests/engine_model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/gpudirect/fake/installed_fake.h"
@@ -311,17 +309,8 @@ TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
   options.parallel.accumulate = 2;
   const std::vector<float> expected = train_ranks(1, options, 5, text())[0];
   options.parallel.accumulate = 1;
-  RunOptions run;
-  run.trainer = options;
+  RunOptions run = recovering_run(options, file);
   run.trainer.runner = on_fake();
-  run.trainer.parallel.zero = 1;
-  run.threads = 1;
-  run.ordered = true;
-  run.recover = true;
-  run.done = [&](const Trainer& trainer) {
-    const auto* bytes = reinterpret_cast<const char*>(trainer.parameters());
-    return write_file_atomically(file, std::string_view(bytes, trainer.map().size * sizeof(float)));
-  };
   const auto result = launch::fork_ranks(
       {.ranks = 2, .restart = true}, [&](const launch::Place& place, int restarts) {
         const InstalledFake gpu;
@@ -334,10 +323,7 @@ TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
       });
   ASSERT_TRUE(result.ok()) << result.status();
   ASSERT_EQ(*result, 0);
-  const auto bytes = read_file(file);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
-  EXPECT_EQ(std::memcmp(bytes->data(), expected.data(), bytes->size()), 0);
+  expect_weights(file, expected);
 }
 
 }  // namespace

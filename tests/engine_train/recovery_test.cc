@@ -3,7 +3,6 @@
 #include "engine/files/safetensors.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/replica.h"
-#include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -44,18 +43,8 @@ void die(const std::vector<Kill>& kills, const Kill& here, int restarts) {
 class Recovery : public ::testing::Test {
  protected:
   RunOptions options() {
-    RunOptions run;
-    run.trainer = tiny_options(kRecoverySteps);
-    run.trainer.parallel.zero = 1;
+    RunOptions run = recovering_run(tiny_options(kRecoverySteps), weights_file());
     run.trainer.parallel.bucket_bytes = 1;
-    run.threads = 1;
-    run.ordered = true;
-    run.recover = true;
-    run.done = [this](const Trainer& trainer) {
-      const auto* bytes = reinterpret_cast<const char*>(trainer.parameters());
-      return write_file_atomically(weights_file(),
-                                   std::string_view(bytes, trainer.map().size * sizeof(float)));
-    };
     return run;
   }
 
@@ -85,13 +74,7 @@ class Recovery : public ::testing::Test {
   void expect_undisturbed(int micro_batches) {
     TrainerOptions alone = tiny_options(kRecoverySteps);
     alone.parallel.accumulate = micro_batches;
-    const std::vector<float> expected = train_ranks(1, alone, kRecoverySteps)[0];
-    const auto bytes = read_file(weights_file());
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
-    std::vector<float> weights(expected.size());
-    std::memcpy(weights.data(), bytes->data(), bytes->size());
-    EXPECT_EQ(weights, expected);
+    expect_weights(weights_file(), train_ranks(1, alone, kRecoverySteps)[0]);
   }
 
   std::string weights_file() const { return folder_.path("weights"); }

@@ -1,7 +1,8 @@
-// Ranks on threads meet at a rendezvous of their own.
+// A text, and runs over it.
 #include "tests/engine_train/train_fixture.h"
 
-#include "collectives/rendezvous.h"
+#include "engine/files/files.h"
+#include "tests/communicator/group.h"
 #include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
@@ -37,26 +38,14 @@ TrainerOptions tiny_options(int steps) {
 
 void run_ranks(int ranks, const std::function<void(Communicator*, int rank)>& body) {
   if (ranks == 1) return body(nullptr, 0);
-  const ClusterKey key = ClusterKey::for_this_user().value();
-  auto server = collectives::RendezvousServer::start(key, "", 0, static_cast<uint32_t>(ranks));
-  ASSERT_TRUE(server.ok()) << server.status();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      CommunicatorOptions options;
-      options.rank = rank;
-      options.ranks = ranks;
-      options.rendezvous = (*server)->address();
-      options.ordered = true;
-      options.background = true;
-      options.calibrate = false;
-      auto comm = Communicator::create(options);
-      ASSERT_TRUE(comm.ok()) << comm.status();
-      body(comm->get(), rank);
-      EXPECT_TRUE((*comm)->barrier().ok());  // nobody leaves while others still read
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  CommunicatorOptions options;
+  options.worker.key = test_key();
+  options.ordered = options.background = true;
+  options.calibrate = false;
+  run_group(ranks, options, [&](Communicator& comm) {
+    body(&comm, comm.rank());
+    EXPECT_TRUE(comm.barrier().ok());  // nobody leaves while others still read
+  });
 }
 
 void run_steps(Trainer& trainer, int from, int to) {
@@ -82,6 +71,29 @@ std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& opt
     weights[rank] = weights_of(**trainer);
   });
   return weights;
+}
+
+RunOptions recovering_run(const TrainerOptions& options, const std::string& file) {
+  RunOptions run;
+  run.trainer = options;
+  run.trainer.parallel.zero = 1;
+  run.threads = 1;
+  run.ordered = true;
+  run.recover = true;
+  run.done = [file](const Trainer& trainer) {
+    const auto* bytes = reinterpret_cast<const char*>(trainer.parameters());
+    return write_file_atomically(file, std::string_view(bytes, trainer.map().size * sizeof(float)));
+  };
+  return run;
+}
+
+void expect_weights(const std::string& file, const std::vector<float>& expected) {
+  const auto bytes = read_file(file);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
+  std::vector<float> weights(expected.size());
+  std::memcpy(weights.data(), bytes->data(), bytes->size());
+  EXPECT_EQ(weights, expected);
 }
 
 }  // namespace baton::engine::train

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "collectives/communicator.h"
+#include "engine/train/train_run.h"
 #include "engine/train/trainer.h"
 #include "tests/std.h"
 
@@ -31,5 +32,9 @@ std::vector<float> weights_of(Trainer& trainer);
 // Trains in order and returns the weights of every rank, without padding.
 std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& options, int steps,
                                             const Corpus& corpus = TinyText::get().corpus);
+
+// A run of ranks that are replaced when they are killed; at its end the weights are in `file`.
+RunOptions recovering_run(const TrainerOptions& options, const std::string& file);
+void expect_weights(const std::string& file, const std::vector<float>& expected);
 
 }  // namespace baton::engine::train

@@ -10,31 +10,21 @@
 namespace baton::engine::train {
 namespace {
 
-TrainerOptions tiny(const Tokenizer& tokenizer) {
-  TrainerOptions options;
-  options.model = tiny_model_config();
-  options.model.vocab_size = tokenizer.vocab_size();
-  options.optimizer.steps = 40;
-  options.optimizer.warmup_steps = 4;
-  options.optimizer.learning_rate = 1e-2f;
-  options.batch_tokens = 256;
-  options.length = 64;
-  options.long_length = 128;
-  return options;
-}
-
 TEST(Trainer, LearnsRegularTextAndRepeatsItself) {
   const std::string text = verses();
   auto tokenizer = train_bpe(Corpus::training_text(text), 272);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const Corpus corpus = Corpus::make(text, *tokenizer);
+  TrainerOptions options = tiny_options(40);
+  options.length = 64;
+  options.long_length = 128;
   std::vector<uint16_t> first;
   for (int threads : {1, 2}) {
     ComputePool pool(threads);
-    auto trainer = Trainer::create(tiny(*tokenizer), corpus, pool);
+    auto trainer = Trainer::create(options, corpus, pool);
     ASSERT_TRUE(trainer.ok()) << trainer.status();
     const double before = (*trainer)->held_out_bits_per_byte(4, false).value();
-    for (int step = 0; step < 40; ++step) ASSERT_TRUE((*trainer)->step(step).ok());
+    run_steps(**trainer, 0, 40);
     EXPECT_LT((*trainer)->held_out_bits_per_byte(4, true).value(), 0.5 * before);
     const Checkpoint checkpoint = (*trainer)->checkpoint();
     if (threads == 1) {
@@ -47,35 +37,26 @@ TEST(Trainer, LearnsRegularTextAndRepeatsItself) {
 }
 
 TEST(Trainer, RefusesTextThatIsTooShort) {
-  auto tokenizer = make_test_tokenizer();
-  const Corpus corpus = Corpus::make("In the beginning.\n", tokenizer);
+  const Corpus corpus = Corpus::make("In the beginning.\n", make_test_tokenizer());
   ComputePool pool(1);
-  auto trainer = Trainer::create(tiny(tokenizer), corpus, pool);
+  auto trainer = Trainer::create(tiny_options(40), corpus, pool);
   EXPECT_EQ(trainer.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Trainer, RefusesModelsItHasNoGradientsFor) {
-  auto tokenizer = make_test_tokenizer();
-  const Corpus corpus = Corpus::make(verses(), tokenizer);
   ComputePool pool(1);
   const auto error = [&](auto&& change) {
-    TrainerOptions options = tiny(tokenizer);
+    TrainerOptions options = tiny_options(40);
     change(options.model);
-    return std::string(Trainer::create(options, corpus, pool).status().message());
+    return std::string(Trainer::create(options, TinyText::get().corpus, pool).status().message());
   };
   using ::testing::HasSubstr;
   EXPECT_THAT(error([](ModelConfig& c) { c.family = ModelFamily::kQwen2; }),
               HasSubstr("attention biases"));
   EXPECT_THAT(error([](ModelConfig& c) { c.family = ModelFamily::kQwen3; }), HasSubstr("norms"));
   EXPECT_THAT(error([](ModelConfig& c) { c.mlp_bias = true; }), HasSubstr("feed-forward"));
-  for (const ModelFamily family : {ModelFamily::kQwen3Moe, ModelFamily::kMixtral}) {
-    EXPECT_THAT(error([&](ModelConfig& c) {
-                  c.family = family;
-                  c.num_experts = 4;
-                  c.experts_per_token = 2;
-                  c.expert_size = c.intermediate_size;
-                  c.norm_topk_prob = true;
-                }),
+  for (const ModelConfig& experts : {tiny_qwen3_moe_config(), tiny_mixtral_config()}) {
+    EXPECT_THAT(error([&](ModelConfig& c) { c = experts; }),
                 HasSubstr("a model with experts cannot be trained"));
   }
   EXPECT_THAT(error([](ModelConfig& c) { c.sliding_window = 8; }), HasSubstr("window"));
@@ -111,10 +92,8 @@ TEST(Corpus, SplitsAtALineAWordOrACharacter) {
 }
 
 TEST(Corpus, SamplesDependOnSeedStepAndIndexAlone) {
-  const std::string text = verses();
-  const Corpus corpus = Corpus::make(text, make_test_tokenizer());
-  const auto at = [&](uint64_t seed, int step, int index) {
-    return corpus.sample(seed, step, index, 64).data();
+  const auto at = [](uint64_t seed, int step, int index) {
+    return TinyText::get().corpus.sample(seed, step, index, 64).data();
   };
   EXPECT_EQ(at(1, 2, 3), at(1, 2, 3));
   EXPECT_NE(at(1, 2, 3), at(2, 2, 3));

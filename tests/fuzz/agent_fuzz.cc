@@ -1,13 +1,8 @@
 // Fuzzes what agents send each other: metadata below its code, and messages in frames.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/std.h"
 
 using baton::kvtransfer::AgentAssembler;
 using baton::kvtransfer::AgentFrame;

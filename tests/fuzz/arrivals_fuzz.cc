@@ -2,14 +2,9 @@
 // counted or refused within bounded memory, and a transfer that comes twice never counts twice,
 // unless more of its slot than are remembered have come since.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <string_view>
-#include <utility>
-
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "tests/std.h"
 #include "transport/base/wire.h"
 #include "transport/internal/tables/arrivals.h"
 

@@ -1,10 +1,7 @@
 // Fuzzes what workers say about their rails: what is accepted is bounded, and encodes to the same
 // bytes.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string_view>
-
+#include "tests/std.h"
 #include "transport/internal/messages/control_message.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,13 +1,7 @@
 // Fuzzes the frames of the tcp provider: what is accepted encodes to the same header again, and its
 // pieces add up to the bytes that it announces.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
+#include "tests/std.h"
 #include "transport/framed/frame.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -2,15 +2,10 @@
 // is checked, survives being sent again, and can be planned against in both directions; every move
 // of such a plan stays inside the buffers.
 
-#include <cstdint>
-#include <cstdlib>
-#include <numeric>
-#include <string_view>
-#include <vector>
-
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_plan.h"
 #include "kvtransfer/plans/kv_placement_body.h"
+#include "tests/std.h"
 
 namespace {
 

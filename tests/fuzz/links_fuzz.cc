@@ -1,12 +1,8 @@
 // Fuzzes what ranks tell each other when a communicator starts: link offers and measured costs.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
 #include "collectives/executor/transfer_link.h"
 #include "collectives/prediction/cost_model.h"
+#include "tests/fuzz/expect.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::collectives;
@@ -15,10 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (offer->encode() != bytes) std::abort();
   }
   if (const auto slots = executor::TransferLink::Slots::decode(bytes); slots.ok()) {
-    if (slots->offset > slots->region.size ||
-        slots->slot_bytes > slots->region.size - slots->offset) {
-      std::abort();
-    }
+    expect(slots->offset <= slots->region.size);
+    expect(slots->slot_bytes <= slots->region.size - slots->offset);
     if (slots->encode() != bytes) std::abort();
   }
   if (const auto cost = prediction::decode_cost_parameters(bytes); cost.ok()) {

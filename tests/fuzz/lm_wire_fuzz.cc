@@ -2,16 +2,10 @@
 // from it. Two sessions share a small arena. A value that is given out is one that was put under
 // that name.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <map>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/store/lm_session.h"
+#include "tests/std.h"
 
 namespace {
 

@@ -1,12 +1,9 @@
 // Fuzzes what two hubs of NCCL's plugin tell each other: what is taken is the same when it is
 // written and read again.
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-
 #include "plugins/nccl/net_messages.h"
 #include "tests/fuzz/expect.h"
+#include "tests/std.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton;

@@ -2,16 +2,9 @@
 // input is a row of messages, as a server and as a rank would take them, and rank information by
 // itself.
 
-#include <chrono>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "collectives/launch/gathering.h"
 #include "collectives/launch/rendezvous_wire.h"
+#include "tests/fuzz/expect.h"
 
 namespace {
 
@@ -19,12 +12,8 @@ using namespace baton::collectives;
 namespace launch = baton::launch;
 
 void read_info(std::string_view bytes) {
-  const auto info = RankInfo::decode(bytes);
-  if (!info.ok()) return;
-  const std::string encoded = info->encode();
-  const auto again = RankInfo::decode(encoded);
-  if (encoded.size() > launch::kMaxRankInfoBytes || !again.ok() || again->encode() != encoded)
-    std::abort();
+  const auto info = round_trip<RankInfo>(bytes);
+  expect(!info.ok() || info->encode().size() <= launch::kMaxRankInfoBytes);
 }
 
 // Every answer must be one that a rank can read.
@@ -32,12 +21,10 @@ void check(const std::vector<launch::Gathering::Answer>& answers) {
   for (const auto& answer : answers) {
     for (const std::string& words : *answer.messages) {
       const auto message = launch::decode_message(words);
-      if (!message.ok()) std::abort();
-      if (message->type == launch::MessageType::kRefusal &&
-          launch::decode_refusal(message->body).ok())
-        std::abort();
-      if (message->type == launch::MessageType::kRankInfo && !RankInfo::decode(message->body).ok())
-        std::abort();
+      expect(message.ok());
+      const auto is = [&](launch::MessageType type) { return message->type == type; };
+      expect(!is(launch::MessageType::kRefusal) || !launch::decode_refusal(message->body).ok());
+      expect(!is(launch::MessageType::kRankInfo) || RankInfo::decode(message->body).ok());
     }
   }
 }

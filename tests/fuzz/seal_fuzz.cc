@@ -1,11 +1,7 @@
 // Fuzzes the tags of frames: what comes after honest frames and is no honest frame itself is never
 // taken for one. The first byte picks the protection, and how many honest frames come first.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
+#include "tests/std.h"
 #include "transport/framed/frame.h"
 #include "transport/net/seal.h"
 

@@ -3,14 +3,10 @@
 // copied by the driver, within an allocation that is really there; the fake of the driver sees
 // everything else.
 
-#include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <string_view>
-
 #include "gpudirect/contract/memory_place.h"
 #include "tests/fuzz/expect.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 #include "transport/base/wire.h"
 #include "transport/shm/device_slices.h"
 #include "transport/shm/peer_memory.h"

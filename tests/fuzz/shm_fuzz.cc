@@ -1,14 +1,7 @@
 // Fuzzes what an shm peer can write: the packets on its socket, and the ring in the memory that
 // both sides share, where a hostile sender may put any bytes under any header.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <string_view>
-
+#include "tests/fuzz/expect.h"
 #include "transport/shm/message.h"
 #include "transport/shm/notify_ring.h"
 #include "transport/shm/segment.h"
@@ -17,12 +10,8 @@
 namespace {
 
 void read_message(std::string_view packet) {
-  const auto message = baton::shm::Message::decode(packet);
-  if (!message.ok()) return;
-  if (message->expected_fds(true) > baton::shm::kMaxMessageFds) std::abort();
-  const std::string encoded = message->encode();
-  const auto again = baton::shm::Message::decode(encoded);
-  if (!again.ok() || again->encode() != encoded) std::abort();
+  const auto message = round_trip<baton::shm::Message>(packet);
+  expect(!message.ok() || message->expected_fds(true) <= baton::shm::kMaxMessageFds);
 }
 
 // The input becomes the ring's memory; its first bytes say how much the sender claims to have

@@ -1,11 +1,7 @@
 // Fuzzes what workers say about memory of devices that is staged: what is accepted is bounded, and
 // encodes to something that says the same.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
+#include "tests/std.h"
 #include "transport/internal/messages/staging_message.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,13 +1,10 @@
 // Fuzzes what an engine and a KV store tell each other: what is accepted has numbers that can be,
 // and is the same when it is written again.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
 #include <variant>
 
 #include "kvtransfer/store/store_messages.h"
+#include "tests/std.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::kvtransfer::store;

@@ -2,12 +2,8 @@
 // (behind a first byte of 0, which no message begins with). What is accepted keeps within its
 // limits, and encodes to something that is accepted and says the same.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
 #include "tests/fuzz/expect.h"
+#include "tests/std.h"
 #include "transport/internal/tables/arrivals.h"
 #include "verbs/device/message.h"
 

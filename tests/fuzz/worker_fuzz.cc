@@ -5,18 +5,9 @@
 //
 // device_worker_fuzz.cc is the same over memory of a device.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "tests/fuzz/expect.h"
 #include "tests/manual_clock.h"
+#include "tests/std.h"
 #include "tests/transport/scripted_provider.h"
 #include "transport/base/log.h"
 #include "transport/base/wire.h"

@@ -2,24 +2,13 @@
 #include "tests/hostile/failing_calls.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <initializer_list>
-#include <map>
-#include <string_view>
-#include <utility>
+
+#include "tests/std.h"
 
 // By the linker.
 extern "C" const char __executable_start, etext;  // NOLINT(readability-identifier-naming)

@@ -88,8 +88,6 @@ class Exchange {
     }
     if (put.ok()) {
       EXPECT_EQ(counted, 1u);
-    }
-    if (put.ok()) {
       EXPECT_EQ(puts, 1);
     }
     if (note.ok()) {

@@ -1,14 +1,9 @@
 // Fuzzes the bodies of HTTP requests, as completions and as chat: what is taken is within bounds,
 // and what is refused is the client's fault and can be said in JSON.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/openai/openai_request.h"
+#include "tests/std.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);

@@ -1,12 +1,9 @@
 // Fuzzes the JSON files of a model directory: config.json, whose accepted form must survive a round
 // trip, and model.safetensors.index.json, whose shard names must not lead out of the directory.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string_view>
-
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
+#include "tests/std.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view json(reinterpret_cast<const char*>(data), size);

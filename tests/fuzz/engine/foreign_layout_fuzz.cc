@@ -1,23 +1,16 @@
 // Fuzzes what another engine says of its blocks: what is taken says itself the same, and a block of
 // it can be converted to and fro without a byte beyond.
 
-#include <cstdint>
-#include <cstdlib>
-#include <numeric>
-#include <string_view>
-#include <vector>
-
 #include "engine/files/json_fields.h"
 #include "engine/handoff/block_converter.h"
 #include "engine/handoff/foreign_layout.h"
 #include "tests/fuzz/expect.h"
+#include "tests/std.h"
 
 using baton::engine::KvCache;
 using baton::engine::KvGeometry;
 using baton::engine::parse_json;
 using baton::engine::handoff::ForeignLayout;
-
-namespace {}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto said = parse_json({reinterpret_cast<const char*>(data), size}, "a layout");

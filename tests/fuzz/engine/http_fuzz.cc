@@ -3,19 +3,11 @@
 // answered or hung up on, in no more answers than there can be heads in it, each of them HTTP.
 
 #include <arpa/inet.h>
-#include <sys/socket.h>
 #include <sys/time.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <string_view>
 
 #include "engine/http/http_listener.h"
 #include "tests/fuzz/expect.h"
+#include "tests/std.h"
 
 namespace {
 

@@ -1,10 +1,7 @@
 // Fuzzes parse_safetensors: whatever the file says, every tensor it yields lies inside the file.
 
-#include <cstdint>
-#include <cstdlib>
-#include <string_view>
-
 #include "engine/files/safetensors.h"
+#include "tests/std.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view file(reinterpret_cast<const char*>(data), size);

@@ -1,14 +1,8 @@
 // Fuzzes tokenizer.json: a tokenizer that is accepted encodes any bytes to ids of its vocabulary
 // and, where it changes nothing and lacks no byte, decodes them to the same bytes.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdlib>
-#include <string>
-#include <string_view>
-
 #include "engine/tokenizer/tokenizer.h"
+#include "tests/std.h"
 
 namespace {
 

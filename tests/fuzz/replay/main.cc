@@ -5,19 +5,8 @@
 //
 // COPIES: how often bytes of each seed are changed (2000).
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/fuzz/replay/replay.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {
