@@ -1,4 +1,4 @@
-// Starts workers and measures what this process holds.
+// Starts workers in processes of their own.
 #include "tests/conformance/children.h"
 
 #include "tests/std.h"
@@ -96,31 +96,6 @@ void Child::kill() {
   ::kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = -1;
-}
-
-Footprint Footprint::now() {
-  namespace fs = std::filesystem;
-  Footprint out;
-  std::error_code error;
-  for ([[maybe_unused]] const auto& entry : fs::directory_iterator("/proc/self/fd", error)) {
-    ++out.descriptors;
-  }
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const bool shared =
-        line.find(" rw-s ") != std::string::npos || line.find(" r--s ") != std::string::npos ||
-        line.find("memfd:") != std::string::npos || line.find("/dev/shm") != std::string::npos;
-    if (shared) ++out.shared_mappings;
-  }
-  for (const auto& entry : fs::directory_iterator("/dev/shm", error)) {
-    if (entry.path().filename().string().find("baton") != std::string::npos) ++out.shared_files;
-  }
-  return out;
-}
-
-std::ostream& operator<<(std::ostream& out, const Footprint& footprint) {
-  return out << footprint.descriptors << " descriptors, " << footprint.shared_mappings
-             << " shared mappings, " << footprint.shared_files << " files in /dev/shm";
 }
 
 }  // namespace baton

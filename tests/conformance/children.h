@@ -37,18 +37,4 @@ class Child {
   RemoteRegion region_;
 };
 
-// What a process may leak: open descriptors, and shared mappings and files of shared memory.
-struct Footprint {
-  size_t descriptors = 0;
-  size_t shared_mappings = 0;
-  size_t shared_files = 0;
-  // Whether nothing is there that was not then: what was just going then may be gone.
-  bool within(const Footprint& then) const {
-    return descriptors <= then.descriptors && shared_mappings <= then.shared_mappings &&
-           shared_files <= then.shared_files;
-  }
-  static Footprint now();
-};
-std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
-
 }  // namespace baton

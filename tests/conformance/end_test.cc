@@ -18,11 +18,11 @@ class Ends : public Conformance {
   static constexpr size_t kPage = 4096;
   static constexpr size_t kBytes = 2 << 20;
 
-  void shuffle_pages(std::mt19937_64& random) {
+  void shuffle_pages() {
     for (std::vector<uint32_t>* list : {&from_, &to_}) {
       list->resize(kBytes / kPage);
       std::iota(list->begin(), list->end(), 0);
-      std::shuffle(list->begin(), list->end(), random);
+      std::shuffle(list->begin(), list->end(), random_);
     }
   }
   TransferRequest paged(Op op) {
@@ -57,6 +57,24 @@ class Ends : public Conformance {
     ASSERT_TRUE(holds(target.data(), kBytes, kPoison)) << "bytes moved after the end";
   }
 
+  // Transfers of scattered pages, which `begin` submits and has stopped.
+  void stop(int all, TransferState expected,
+            const std::function<TransferId(int round, const TransferRequest&)>& begin) {
+    all = rounds(all);
+    for (int round = 0; round < all; ++round) {
+      SCOPED_TRACE(testing::Message() << "round " << round);
+      const Op op = round % 2 ? Op::kRead : Op::kWrite;
+      shuffle_pages();
+      fill((op == Op::kWrite ? a_ : b_).data(), kBytes, static_cast<uint64_t>(round));
+      const TransferId id = begin(round, paged(op));
+      until([&] { return ended(a_, id); });
+      check_end(op, id, expected, static_cast<uint64_t>(round));
+      if (HasFatalFailure()) return;
+      ASSERT_TRUE(a_.worker->release(id).ok());
+    }
+  }
+
+  std::mt19937_64 random_{11};
   std::vector<uint32_t> from_;
   std::vector<uint32_t> to_;
   size_t done_ = 0;
@@ -66,41 +84,23 @@ class Ends : public Conformance {
 // Promise(transfers): After a transfer ends, cancelled at any point or not, none of its bytes move;
 //   both sides may reuse its memory | the target stops it and confirms before it ends
 TEST_P(Ends, CancelledAtAnyPointNothingMovesAfterwards) {
-  std::mt19937_64 random(11);
-  for (int round = 0, all = rounds(80); round < all; ++round) {
-    SCOPED_TRACE(testing::Message() << "round " << round);
-    const Op op = round % 2 ? Op::kRead : Op::kWrite;
-    shuffle_pages(random);
-    fill((op == Op::kWrite ? a_ : b_).data(), kBytes, static_cast<uint64_t>(round));
-    const TransferId id = submit(a_, paged(op));
+  stop(80, TransferState::kCancelled, [&](int round, const TransferRequest& request) {
+    const TransferId id = submit(a_, request);
     const size_t limit = sim() ? 150 : 40;
-    nudge(random() % (round % 4 == 0 ? 4 : limit));
-    ASSERT_TRUE(a_.worker->cancel(id).ok());
-    until([&] { return ended(a_, id); });
-    check_end(op, id, TransferState::kCancelled, static_cast<uint64_t>(round));
-    if (HasFatalFailure()) return;
-    ASSERT_TRUE(a_.worker->release(id).ok());
-  }
+    nudge(random_() % (round % 4 == 0 ? 4 : limit));
+    EXPECT_TRUE(a_.worker->cancel(id).ok());
+    return id;
+  });
   EXPECT_GT(stopped_, 0u);
 }
 
 // Promise(transfers): A transfer past its deadline ends, and none of its bytes land later | the
 //   abort waits for the target's word; tcp drains bytes that the kernel already took
 TEST_P(Ends, PastItsDeadlineNothingMovesAfterwards) {
-  std::mt19937_64 random(12);
-  for (int round = 0, all = rounds(40); round < all; ++round) {
-    SCOPED_TRACE(testing::Message() << "round " << round);
-    const Op op = round % 2 ? Op::kRead : Op::kWrite;
-    shuffle_pages(random);
-    fill((op == Op::kWrite ? a_ : b_).data(), kBytes, static_cast<uint64_t>(round));
-    TransferRequest r = paged(op);
-    r.timeout = round < 4 ? Time(0) : microseconds(random() % 600);
-    const TransferId id = submit(a_, r);
-    until([&] { return ended(a_, id); });
-    check_end(op, id, TransferState::kDeadline, static_cast<uint64_t>(round));
-    if (HasFatalFailure()) return;
-    ASSERT_TRUE(a_.worker->release(id).ok());
-  }
+  stop(40, TransferState::kDeadline, [&](int round, TransferRequest request) {
+    request.timeout = round < 4 ? Time(0) : microseconds(random_() % 600);
+    return submit(a_, request);
+  });
   EXPECT_GE(stopped_, 4u);
 }
 

@@ -8,6 +8,7 @@
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/usable_provider.h"
+#include "tests/used.h"
 #include "transport/pool.h"
 
 namespace baton {
@@ -38,13 +39,13 @@ class Processes : public OverEveryProvider<std::string> {
     worker_.reset();
   }
 
+  // The worker goes on meanwhile.
+  bool comes(const std::function<bool()>& fact) {
+    return worker_->wait_until(fact, patient(seconds(20))).ok();
+  }
   PeerId connect(const Child& child) {
     auto peer = worker_->connect(child.address()).value();
-    EXPECT_TRUE(
-        worker_
-            ->wait_until([&] { return worker_->peer_state(peer) != PeerState::kConnecting; },
-                         patient(seconds(20)))
-            .ok());
+    EXPECT_TRUE(comes([&] { return worker_->peer_state(peer) != PeerState::kConnecting; }));
     return peer;
   }
   TransferRequest request(Op op, PeerId peer, const Child& child, size_t at, size_t bytes) {
@@ -81,7 +82,7 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
   const int rounds = rounds_of(20, 6);
   start_worker();
   std::mt19937_64 random(1);
-  Footprint baseline;
+  std::optional<Used> baseline;
   size_t failed = 0;
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
@@ -122,21 +123,18 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
       ASSERT_LT(Clock::steady().now() - start, patient(seconds(60)))
           << open.size() << " never ended";
     }
-    EXPECT_TRUE(worker_
-                    ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; },
-                                 patient(seconds(20)))
-                    .ok());
+    EXPECT_TRUE(comes([&] { return worker_->peer_state(peer) == PeerState::kDown; }));
     EXPECT_FALSE(worker_->peer_status(peer).ok());
     expect_serving(static_cast<uint8_t>(round + 1));
     if (HasFatalFailure()) return;
     while (worker_->next_peer_event()) {
     }
-    if (round == 2) baseline = Footprint::now();
+    if (round == 2) baseline.emplace();
   }
   EXPECT_GT(failed, 0u);
   // What has gone is noticed by progress(), a little later at most.
-  (void)worker_->wait_until([&] { return Footprint::now().within(baseline); }, patient(seconds(5)));
-  EXPECT_TRUE(Footprint::now().within(baseline)) << Footprint::now() << "; once " << baseline;
+  EXPECT_TRUE(comes([&] { return Used().within(*baseline); }))
+      << Used().text() << "; once " << baseline->text();
   EXPECT_EQ(worker_->stats().open_transfers, 0u);
   EXPECT_EQ(worker_->stats().peers_up, 1u);
 }
@@ -240,10 +238,7 @@ TEST_P(Processes, AnAddressWithoutAListenerIsAnError) {
   }
   start_worker();
   auto peer = worker_->connect(address).value();
-  ASSERT_TRUE(worker_
-                  ->wait_until([&] { return worker_->peer_state(peer) == PeerState::kDown; },
-                               patient(seconds(20)))
-                  .ok());
+  ASSERT_TRUE(comes([&] { return worker_->peer_state(peer) == PeerState::kDown; }));
   EXPECT_THAT(worker_->peer_status(peer).message(), testing::Not(testing::IsEmpty()));
   expect_serving(4);
 }
@@ -257,7 +252,7 @@ TEST_P(Processes, ForeignBytesAtThePortAreHarmless) {
   ASSERT_NE(worker_->port(), 0);
   // Whatever is mapped on first use.
   for (int i = 0; i < 20; ++i) expect_serving(7);
-  const Footprint baseline = Footprint::now();
+  const Used baseline;
   std::mt19937_64 random(3);
   for (int round = 0; round < 60; ++round) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -274,9 +269,8 @@ TEST_P(Processes, ForeignBytesAtThePortAreHarmless) {
     close(fd);
   }
   expect_serving(8);
-  (void)worker_->wait_until([&] { return Footprint::now().within(baseline); },
-                            patient(seconds(10)));
-  EXPECT_TRUE(Footprint::now().within(baseline)) << Footprint::now() << "; once " << baseline;
+  EXPECT_TRUE(comes([&] { return Used().within(baseline); }))
+      << Used().text() << "; once " << baseline.text();
 }
 
 // Those that this build has and that cross processes.

@@ -52,7 +52,14 @@ class Turns : public Conformance {
 
   void large_work_goes_on(const Flood& small);
   void small_work_passes();
-  void peers_take_turns();
+  void peers_take_turns(PeerId second);
+  void both_ways(const std::function<void()>& test) {
+    for (const Op op : {Op::kWrite, Op::kRead}) {
+      SCOPED_TRACE(op == Op::kWrite ? "writes" : "reads");
+      op_ = op;
+      test();
+    }
+  }
 
   Op op_ = Op::kWrite;
   size_t small_open_ = 0;
@@ -63,7 +70,7 @@ class Turns : public Conformance {
 void Turns::large_work_goes_on(const Flood& small) {
   constexpr size_t kBytes = 4 << 20;
   const size_t most = (small.bytes > kSmall ? 64 : 16) * kBytes / small.bytes;
-  flood(small);
+  small_done_ = 0;
   until([&] { return flood(small), small_done_ > small.open; });
   const TransferId large = submit(a_, request(op_, a_, b_, 2 * kLarge, kBytes));
   const size_t before = small_done_;
@@ -87,9 +94,7 @@ void Turns::small_work_passes() {
   EXPECT_TRUE(finish(a_, small).ok());
 }
 
-void Turns::peers_take_turns() {
-  if (GetParam().decorated) GTEST_SKIP() << "a shaped link is one queue for all peers";
-  const PeerId second = connect(a_, b_).first;
+void Turns::peers_take_turns(PeerId second) {
   std::vector<TransferId> many;
   std::vector<TransferId> few;
   queue_large(a_.peer, 64, many);
@@ -103,29 +108,23 @@ void Turns::peers_take_turns() {
 
 // Promise(transfers): Large work still advances behind a stream of small work | after 1 MiB of
 //   small slices one large slice has its turn
-TEST_P(Turns, LargeWritesGoOnUnderAFloodOfSmall) { large_work_goes_on({}); }
-TEST_P(Turns, LargeReadsGoOnUnderAFloodOfSmall) {
-  op_ = Op::kRead;
-  large_work_goes_on({});
+TEST_P(Turns, LargeWorkGoesOnUnderAFloodOfSmall) {
+  both_ways([&] { large_work_goes_on({}); });
 }
-TEST_P(Turns, LargeWritesGoOnUnderAFloodThatFillsTheRails) { large_work_goes_on(kDeep); }
-TEST_P(Turns, LargeReadsGoOnUnderAFloodThatFillsTheRails) {
-  op_ = Op::kRead;
-  large_work_goes_on(kDeep);
+TEST_P(Turns, LargeWorkGoesOnUnderAFloodThatFillsTheRails) {
+  both_ways([&] { large_work_goes_on(kDeep); });
 }
 // Promise(transfers): Small work (up to 64 KiB, and messages) overtakes queued large work | small
 //   slices go first in the worker's and each rail's queues
-TEST_P(Turns, SmallWritesPassLarge) { small_work_passes(); }
-TEST_P(Turns, SmallReadsPassLarge) {
-  op_ = Op::kRead;
-  small_work_passes();
+TEST_P(Turns, SmallWorkPassesLarge) {
+  both_ways([&] { small_work_passes(); });
 }
 // Promise(transfers): Work for one peer does not wait for work queued for another | each peer has
 //   its own queues, rails and share of a round
-TEST_P(Turns, WritesToAPeerDoNotWaitForAllThatAnotherIsSent) { peers_take_turns(); }
-TEST_P(Turns, ReadsFromAPeerDoNotWaitForAllThatAnotherIsAsked) {
-  op_ = Op::kRead;
-  peers_take_turns();
+TEST_P(Turns, WorkWithAPeerDoesNotWaitForAllOfAnothers) {
+  if (GetParam().decorated) GTEST_SKIP() << "a shaped link is one queue for all peers";
+  const PeerId second = connect(a_, b_).first;
+  both_ways([&] { peers_take_turns(second); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, Turns, testing::ValuesIn(all_variants()),

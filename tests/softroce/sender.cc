@@ -33,6 +33,9 @@ class Sender {
 
   absl::Status start(const std::string& host);
   void run();
+  void complain(std::string what) {
+    if (complaints_.size() < 3) complaints_.push_back(std::move(what));
+  }
   int report() const;
 
  private:
@@ -51,9 +54,6 @@ class Sender {
   absl::Status undo() const;
   bool reaches(PeerId peer);
   void after();
-  void complain(std::string what) {
-    if (complaints_.size() < 3) complaints_.push_back(std::move(what));
-  }
 
   const Board board_;
   const Case& case_;
@@ -345,7 +345,7 @@ int Sender::report() const {
   std::string happened = absl::StrCat(done_, " done");
   if (failed_ > 0) absl::StrAppend(&happened, ", ", failed_, " unavailable");
   if (late_ > 0) absl::StrAppend(&happened, ", ", late_, " past their deadline");
-  if (const uint64_t moved = worker_->stats().slices_moved; moved > 0) {
+  if (const uint64_t moved = worker_ ? worker_->stats().slices_moved : 0; moved > 0) {
     absl::StrAppend(&happened, ", ", moved, " slices moved to the other rail");
   }
   std::cout << nlohmann::json{{"case", case_.name},
@@ -372,21 +372,8 @@ int run_sender(const std::string& board, const std::string& host, const Case& wh
   Sender sender(board, which);
   if (const absl::Status status = sender.start(host); !status.ok()) {
     std::cerr << "sender: " << status << "\n";
-    std::cout << nlohmann::json{{"case", which.name},
-                                {"injected", which.injected},
-                                {"happened", "no connection"},
-                                {"why", std::string(status.message())},
-                                {"noticed_ms", -1},
-                                {"predicted_ms", -1},
-                                {"allowed_ms", -1},
-                                {"clock", 1},
-                                {"verified_bytes", 0},
-                                {"rails_before", nlohmann::json::array()},
-                                {"rails_after", nlohmann::json::array()},
-                                {"verdict", std::string(status.message())}}
-                     .dump()
-              << std::endl;
-    return 1;
+    sender.complain(absl::StrCat("no connection: ", status.message()));
+    return sender.report();
   }
   sender.run();
   return sender.report();
