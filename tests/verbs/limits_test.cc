@@ -40,25 +40,26 @@ class ClientSettings : public testing::Test {
     pair->settings = std::move(settings);
     pair->start(pair->a, "a");
     pair->connect();
-    pair->until([&] { return pair->fake->addresses().size() >= ends; });
+    pair->until([&] { return pair->fake->connected().size() >= ends; });
     pair->steps(200);
-    EXPECT_EQ(pair->fake->addresses().size(), ends);
+    EXPECT_EQ(pair->fake->connected().size(), ends);
     return pair;
   }
 };
 
 TEST_F(ClientSettings, ReadsOutstandingAreThoseThatItAsks) {
-  EXPECT_THAT(client_with({{"verbs.rd_atomic", "4"}})->fake->reads_asked(),
-              testing::UnorderedElementsAre(4, 16));
-  EXPECT_THAT(client_with({})->fake->reads_asked(), testing::UnorderedElementsAre(16, 16));
+  const auto asks = [](int reads) { return testing::Field(&ibv_qp_attr::max_rd_atomic, reads); };
+  EXPECT_THAT(client_with({{"verbs.rd_atomic", "4"}})->fake->connected(),
+              testing::UnorderedElementsAre(asks(4), asks(16)));
+  EXPECT_THAT(client_with({})->fake->connected(), testing::ElementsAre(asks(16), asks(16)));
 }
 
 TEST_F(ClientSettings, TheTrafficClassIsThatOfBothWays) {
   auto pair = client_with({{"verbs.traffic_class", "104"}, {"verbs.service_level", "3"}});
-  ASSERT_EQ(pair->fake->addresses().size(), 2u);
-  for (const ibv_ah_attr& each : pair->fake->addresses()) {
-    EXPECT_EQ(each.grh.traffic_class, 104);
-    EXPECT_EQ(each.sl, 3);
+  ASSERT_EQ(pair->fake->connected().size(), 2u);
+  for (const ibv_qp_attr& each : pair->fake->connected()) {
+    EXPECT_EQ(each.ah_attr.grh.traffic_class, 104);
+    EXPECT_EQ(each.ah_attr.sl, 3);
   }
 }
 
@@ -100,7 +101,7 @@ TEST(Progress, MakesOneQueuePairAtATime) {
   uint64_t made = 0;
   // However long the sockets take.
   const Time end = pair.clock.now() + std::chrono::seconds(60);
-  while (pair.clock.now() < end && pair.fake->addresses().size() < 64) {
+  while (pair.clock.now() < end && pair.fake->connected().size() < 64) {
     for (VerbsPair::Side* side : {&pair.a, &pair.b}) {
       side->worker->progress();
       const uint64_t now = pair.fake->stats().queue_pairs;
@@ -165,10 +166,10 @@ TEST(Addresses, AreThoseOfTheSubnetThatBothSidesShare) {
   restart(pair.a, "a", "fake0");
   restart(pair.b, "b", "fake1");
   pair.connect();
-  ASSERT_EQ(pair.fake->addresses().size(), 2u);
-  for (const ibv_ah_attr& each : pair.fake->addresses()) {
-    EXPECT_EQ(each.grh.sgid_index, 4);
-    EXPECT_EQ(each.grh.dgid.raw[14], 77);
+  ASSERT_EQ(pair.fake->connected().size(), 2u);
+  for (const ibv_qp_attr& each : pair.fake->connected()) {
+    EXPECT_EQ(each.ah_attr.grh.sgid_index, 4);
+    EXPECT_EQ(each.ah_attr.grh.dgid.raw[14], 77);
   }
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
 }
@@ -306,34 +307,28 @@ TEST(Limits, MessagesStayBelowTheAdaptersMaximum) {
   EXPECT_EQ(memcmp(pair.a.memory.data(), pair.b.memory.data(), 1 << 20), 0);
 }
 
+absl::StatusOr<std::unique_ptr<Worker>> create(const FakeVerbs& fake, SettingValues settings) {
+  return Worker::create({.key = *ClusterKey::from_bytes("a secret of the tests"),
+                         .settings = std::move(settings),
+                         .extra_providers = {verbs::verbs_over(fake.api())}});
+}
+
 TEST(Limits, MemoryThatCannotBePinnedNamesBytesLimitAndRemedy) {
   FakeVerbs fake({.pinnable_bytes = 4 << 20});
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.extra_providers = {verbs::verbs_over(fake.api())};
-  auto worker = Worker::create(options);
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto worker = create(fake, {}).value();
   std::vector<std::byte> memory(8 << 20);
-  ASSERT_TRUE((*worker)->register_memory(memory.data(), 3 << 20).ok());
-  const absl::Status status = (*worker)->register_memory(memory.data(), 8 << 20).status();
+  ASSERT_TRUE(worker->register_memory(memory.data(), 3 << 20).ok());
+  const absl::Status status = worker->register_memory(memory.data(), 8 << 20).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   for (const char* part : {"8.0 MiB", "3.0 MiB", "RLIMIT_MEMLOCK", "ulimit -l unlimited"}) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(part));
   }
 }
 
-absl::Status create(const FakeVerbs& fake, const char* key, const char* value) {
-  WorkerOptions options;
-  options.key = *ClusterKey::from_bytes("a secret of the tests");
-  options.settings = {{key, value}};
-  options.extra_providers = {verbs::verbs_over(fake.api())};
-  return Worker::create(options).status();
-}
-
 TEST(Limits, WrongSettingsAreNamed) {
   FakeVerbs fake({.devices = 2});
   const auto message = [&](const char* key, const char* value) {
-    const absl::Status status = create(fake, key, value);
+    const absl::Status status = create(fake, {{key, value}}).status();
     EXPECT_FALSE(status.ok()) << key << "=" << value;
     return std::string(status.message());
   };
@@ -341,7 +336,7 @@ TEST(Limits, WrongSettingsAreNamed) {
   EXPECT_THAT(message("verbs.gid_index", "900"), HasSubstr("out of range"));
   EXPECT_THAT(message("verbs.mtu", "9000"), HasSubstr("256 to 4096"));
   EXPECT_THAT(message("verbs.qps", "none"), HasSubstr("verbs.qps=none"));
-  EXPECT_TRUE(create(fake, "verbs.devices", "fake1:1").ok());
+  EXPECT_TRUE(create(fake, {{"verbs.devices", "fake1:1"}}).ok());
   fake.set_port(0, false);
   fake.set_port(1, false);
   EXPECT_THAT(message("verbs.mtu", "1024"), HasSubstr("fake0:1 is down"));
@@ -349,7 +344,7 @@ TEST(Limits, WrongSettingsAreNamed) {
 
 TEST(Limits, AMachineWithoutDevicesSaysHowToGetOne) {
   FakeVerbs fake({.devices = 0});
-  EXPECT_THAT(std::string(create(fake, "verbs.mtu", "1024").message()), HasSubstr("rdma link add"));
+  EXPECT_THAT(std::string(create(fake, {}).status().message()), HasSubstr("rdma link add"));
 }
 
 }  // namespace

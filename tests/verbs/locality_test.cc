@@ -33,40 +33,29 @@ TEST(Locality, SysfsTellsNodesOfDevicesAndDistances) {
   EXPECT_DOUBLE_EQ(locality->distance(0, 7), 1) << "not in the table";
 }
 
-// The same trees as `baton info` is shown (tests/bench/info_test.cc).
+// How distances follow the bridges is for tests/bench/info_test.cc.
 TEST(Locality, SysfsTellsHowFarAnAdapterIsFromAGpu) {
   TemporaryFolder tree;
-  const auto device = [&](const std::string& path, const char* node) {
-    tree.file("/sys/devices/" + path + "/numa_node", node);
-    const std::string address = path.substr(path.rfind('/') + 1);
-    std::filesystem::create_directories(tree.path("/sys/bus/pci/devices"));
-    std::filesystem::create_directory_symlink(tree.path("/sys/devices/" + path),
+  std::filesystem::create_directories(tree.path("/sys/bus/pci/devices"));
+  const auto device = [&](const std::string& address) {
+    const std::string at =
+        "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/" + address;
+    tree.file(at + "/numa_node", "0");
+    std::filesystem::create_directory_symlink(tree.path(at),
                                               tree.path("/sys/bus/pci/devices/" + address));
-    return tree.path("/sys/devices/" + path);
+    return tree.path(at);
   };
-  const std::string nic =
-      device("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0", "0");
+  const std::string nic = device("0000:03:00.0");
+  device("0000:04:00.0");
   tree.file("/sys/class/infiniband/mlx5_0/fw_ver", "1")
       .file("/sys/class/infiniband/rxe0/parent", "eth3")
       .file("/sys/class/net/eth3/mtu", "1500");
   std::filesystem::create_directory_symlink(nic, tree.path("/sys/class/infiniband/mlx5_0/device"));
   std::filesystem::create_directory_symlink(nic, tree.path("/sys/class/net/eth3/device"));
-  device("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", "0");
-  device(
-      "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:06:00.0/0000:07:00.0/"
-      "0000:08:00.0",
-      "0");
-  device("pci0000:00/0000:00:02.0/0000:05:00.0", "0");
-  device("pci0000:80/0000:80:01.0/0000:81:00.0", "0");
-  device("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "1");
   const auto locality = Locality::from_sysfs(tree.path());
   using base::PciDistance;
   for (const char* rdma : {"mlx5_0", "rxe0"}) {
     EXPECT_EQ(locality->pci_distance(rdma, "0000:04:00.0"), PciDistance::kPix) << rdma;
-    EXPECT_EQ(locality->pci_distance(rdma, "0000:08:00.0"), PciDistance::kPxb) << rdma;
-    EXPECT_EQ(locality->pci_distance(rdma, "0000:05:00.0"), PciDistance::kPhb) << rdma;
-    EXPECT_EQ(locality->pci_distance(rdma, "0000:81:00.0"), PciDistance::kNode) << rdma;
-    EXPECT_EQ(locality->pci_distance(rdma, "0000:c1:00.0"), PciDistance::kSys) << rdma;
     EXPECT_EQ(locality->pci_distance(rdma, "0000:ff:00.0"), PciDistance::kUnknown) << rdma;
     EXPECT_EQ(locality->pci_distance(rdma, ""), PciDistance::kUnknown) << rdma;
   }

@@ -151,49 +151,5 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair<const char*, End>("Goodbye", [](VerbsPair& pair) { pair.a.worker.reset(); })),
     [](const auto& of) { return of.param.first; });
 
-class AnyFault : public Receipts, public testing::WithParamInterface<size_t> {};
-
-// Promise(rdma): A counter raised by an immediate rises once, whatever rails are lost | the target
-//   reports how many of the lost rail it had counted
-TEST_P(AnyFault, RaisesEachCounterOnce) {
-  for (uint32_t seed = 1; seed <= 10; ++seed) {
-    SCOPED_TRACE(seed);
-    submitted_ = 0;
-    start(GetParam());
-    std::mt19937 random(seed);
-    std::vector<TransferId> ids;
-    for (int round = 0; round < 4; ++round) {
-      for (uint32_t i = random() % 12; i > 0; --i) ids.push_back(count_one(1 + random() % 9000));
-      for (uint32_t i = random() % 10; i > 0; --i) {
-        (random() % 2 == 0 ? pair_->a : pair_->b).worker->progress();
-      }
-      const size_t device = random() % GetParam();
-      switch (random() % 3) {
-        case 0:
-          pair_->fake->set_port(device, false);
-          break;
-        case 1:
-          pair_->fake->set_mute(device, true);
-          break;
-        default:
-          pair_->fake->set_cable(device, false);
-      }
-      pair_->steps(static_cast<int>(random() % 200));
-      if (!pair_->fake->port_up(device)) pair_->fake->set_port(device, true);
-      pair_->fake->set_cable(device, true);
-      pair_->fake->set_mute(device, false);
-    }
-    for (const TransferId id : ids) {
-      const absl::Status status = pair_->finish(id);
-      EXPECT_TRUE(status.ok()) << status;
-    }
-    pair_->steps(200);
-    EXPECT_EQ(value(), submitted_);
-    pair_.reset();
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Receipts, AnyFault, testing::Values(1, 2));
-
 }  // namespace
 }  // namespace baton

@@ -138,6 +138,8 @@ class Schedule : public FaultSchedule {
 
 // Promise(rdma): A late packet of an ended queue pair changes no reused memory | 510 schedules with
 //   packets that outlive their queue pair
+// Promise(rdma): A counter raised by an immediate rises once, whatever rails are lost | the target
+//   reports how many of the lost rail it had counted
 TEST(Reuse, ALatePacketChangesNoReusedMemory) {
   const Seeds seeds(kSeeds);
   Seen seen;

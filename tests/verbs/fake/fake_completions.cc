@@ -10,28 +10,25 @@ namespace baton {
 
 struct FakeCompletionCalls : FakeCall {
   static ibv_comp_channel* create_comp_channel(ibv_context* context) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
+    const Locked fake(context);
     auto* made = new FakeChannel;
     made->channel.context = context;
     made->channel.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     ++fake_of_context(context).users;
-    ++fake.objects_;
+    ++fake->objects_;
     return &made->channel;
   }
   static int destroy_comp_channel(ibv_comp_channel* channel) {
-    FakeVerbs& fake = of(channel->context);
-    Lock lock(fake.mutex_);
-    if (channel->refcnt != 0) fake.violation("a completion channel freed while in use");
+    const Locked fake(channel->context);
+    if (channel->refcnt != 0) fake->violation("a completion channel freed while in use");
     ::close(channel->fd);
     --fake_of_context(channel->context).users;
-    --fake.objects_;
+    --fake->objects_;
     delete &fake_of<FakeChannel>(channel);
     return 0;
   }
   static int get_cq_event(ibv_comp_channel* channel, ibv_cq** queue, void** context) {
-    FakeVerbs& fake = of(channel->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(channel->context);
     auto& events = fake_of<FakeChannel>(channel).events;
     if (!take_count(channel->fd) || events.empty()) {
       errno = EAGAIN;
@@ -45,46 +42,40 @@ struct FakeCompletionCalls : FakeCall {
   static void ack_cq_events(ibv_cq*, unsigned) {}
   static ibv_cq* create_cq(ibv_context* context, int entries, void* user, ibv_comp_channel* channel,
                            int) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
-    if (entries < 1 || entries > 2 * fake.options_.max_work) {
-      errno = EINVAL;
-      return nullptr;
-    }
+    const Locked fake(context);
+    if (entries < 1 || entries > 2 * fake->options_.max_work) return failed(EINVAL);
     auto* made = new FakeCq;
     made->cq.context = context;
     made->cq.cq_context = user;
     made->cq.cqe = entries;
     made->cq.channel = channel;
     if (channel != nullptr) ++channel->refcnt;
-    fake.completion_queues_.push_back(made);
+    fake->completion_queues_.push_back(made);
     ++fake_of_context(context).users;
-    ++fake.objects_;
+    ++fake->objects_;
     return &made->cq;
   }
   static int destroy_cq(ibv_cq* queue) {
-    FakeVerbs& fake = of(queue->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(queue->context);
     auto& cq = fake_of<FakeCq>(queue);
-    if (cq.users != 0) fake.violation("a completion queue freed while a queue pair uses it");
+    if (cq.users != 0) fake->violation("a completion queue freed while a queue pair uses it");
     if (queue->channel != nullptr) {
       --queue->channel->refcnt;
       fake_of<FakeChannel>(queue->channel).events.remove_if([&](ibv_cq* each) {
         return each == queue && take_count(queue->channel->fd);
       });
     }
-    std::erase(fake.completion_queues_, &cq);
+    std::erase(fake->completion_queues_, &cq);
     --fake_of_context(queue->context).users;
-    --fake.objects_;
+    --fake->objects_;
     delete &cq;
     return 0;
   }
   static int poll_cq(ibv_cq* queue, int most, ibv_wc* out) {
-    FakeVerbs& fake = of(queue->context);
-    Lock lock(fake.mutex_);
-    fake.run(fake.options_.bytes_per_poll);
+    const Locked fake(queue->context);
+    fake->run(fake->options_.bytes_per_poll);
     auto& cq = fake_of<FakeCq>(queue);
-    fake.let_go(cq);
+    fake->let_go(cq);
     if (cq.broken) return 0;
     int count = 0;
     for (; count < most && !cq.entries.empty(); ++count) {
@@ -96,10 +87,9 @@ struct FakeCompletionCalls : FakeCall {
     return count;
   }
   static int req_notify_cq(ibv_cq* queue, int) {
-    FakeVerbs& fake = of(queue->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(queue->context);
     fake_of<FakeCq>(queue).armed = true;
-    fake.run(SIZE_MAX);
+    fake->run(SIZE_MAX);
     return 0;
   }
 };

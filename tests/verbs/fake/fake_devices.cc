@@ -37,13 +37,12 @@ struct FakeDeviceCalls : FakeCall {
     return &context;
   }
   static int close_device(ibv_context* context) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
+    const Locked fake(context);
     FakeContext& c = fake_of_context(context);
-    if (c.users != 0) fake.violation("a device closed while its objects exist");
+    if (c.users != 0) fake->violation("a device closed while its objects exist");
     ::close(context->async_fd);
-    --fake.objects_;
-    std::erase_if(fake.contexts_, [&](const auto& each) { return each.get() == &c; });
+    --fake->objects_;
+    std::erase_if(fake->contexts_, [&](const auto& each) { return each.get() == &c; });
     return 0;
   }
   static int query_device(ibv_context* context, ibv_device_attr* attributes) {
@@ -64,17 +63,16 @@ struct FakeDeviceCalls : FakeCall {
     return 0;
   }
   static int query_port(ibv_context* context, uint8_t port, ibv_port_attr* attributes, size_t) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
+    const Locked fake(context);
     if (port != 1) return EINVAL;
-    const auto& device = fake.devices_[fake_of_context(context).device];
+    const auto& device = fake->devices_[fake_of_context(context).device];
     *attributes = {};
     attributes->state = device.port_up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
-    attributes->max_mtu = attributes->active_mtu = fake.options_.mtu;
+    attributes->max_mtu = attributes->active_mtu = fake->options_.mtu;
     attributes->gid_tbl_len = 16;
-    attributes->max_msg_sz = fake.options_.max_message;
+    attributes->max_msg_sz = fake->options_.max_message;
     attributes->active_width = 2;
-    const auto& speeds = fake.options_.speeds;
+    const auto& speeds = fake->options_.speeds;
     const size_t index = fake_of_context(context).device;
     attributes->active_speed = index < speeds.size() ? speeds[index] : 32;
     attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
@@ -82,16 +80,14 @@ struct FakeDeviceCalls : FakeCall {
   }
   static ssize_t query_gid_table(ibv_context* context, ibv_gid_entry* entries, size_t most,
                                  uint32_t, size_t) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
-    const auto& gids = fake.devices_[fake_of_context(context).device].gids;
+    const Locked fake(context);
+    const auto& gids = fake->devices_[fake_of_context(context).device].gids;
     const size_t count = std::min(most, gids.size());
     std::copy_n(gids.begin(), count, entries);
     return static_cast<ssize_t>(count);
   }
   static int get_async_event(ibv_context* context, ibv_async_event* event) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
+    const Locked fake(context);
     auto& events = fake_of_context(context).events;
     if (!take_count(context->async_fd) || events.empty()) {
       errno = EAGAIN;

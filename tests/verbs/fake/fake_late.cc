@@ -42,11 +42,6 @@ void FakeVerbs::land_writes() {
   land();
 }
 
-void FakeVerbs::set_late_packets(int polls) {
-  const std::lock_guard lock(mutex_);
-  late_packets_ = polls;
-}
-
 // Of the write that it was at. They have left, whatever becomes of the queue pair and its memory.
 void FakeVerbs::leave_on_the_way(FakeQp& qp) {
   FakeQp* peer = nullptr;

@@ -19,34 +19,30 @@ ibv_mr* FakeVerbs::map(ibv_mr* made, int fd, uint64_t offset, FakeOptions::Worth
 
 struct FakeMemoryCalls : FakeCall {
   static ibv_pd* alloc_pd(ibv_context* context) {
-    FakeVerbs& fake = of(context);
-    Lock lock(fake.mutex_);
+    const Locked fake(context);
     auto* made = new FakePd;
     made->pd.context = context;
     ++fake_of_context(context).users;
-    ++fake.objects_;
+    ++fake->objects_;
     return &made->pd;
   }
   static int dealloc_pd(ibv_pd* pd) {
-    FakeVerbs& fake = of(pd->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(pd->context);
     auto& domain = fake_of<FakePd>(pd);
-    if (domain.users != 0) fake.violation("a protection domain freed while its objects exist");
+    if (domain.users != 0) fake->violation("a protection domain freed while its objects exist");
     --fake_of_context(pd->context).users;
-    --fake.objects_;
+    --fake->objects_;
     delete &domain;
     return 0;
   }
   static ibv_mr* reg_mr_iova2(ibv_pd* pd, void* data, size_t bytes, uint64_t, unsigned access) {
-    FakeVerbs& fake = of(pd->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(pd->context);
     FakeContext& context = fake_of_context(pd->context);
-    if (!fake.fork_safe_) fake.violation("memory registered before ibv_fork_init()");
-    if (context.regions >= fake.options_.max_regions ||
-        bytes >
-            fake.options_.pinnable_bytes - std::min(fake.options_.pinnable_bytes, context.pinned)) {
-      errno = ENOMEM;
-      return nullptr;
+    if (!fake->fork_safe_) fake->violation("memory registered before ibv_fork_init()");
+    if (context.regions >= fake->options_.max_regions ||
+        bytes > fake->options_.pinnable_bytes -
+                    std::min(fake->options_.pinnable_bytes, context.pinned)) {
+      return failed(ENOMEM);
     }
     context.pinned += bytes;
     ++context.regions;
@@ -56,10 +52,10 @@ struct FakeMemoryCalls : FakeCall {
     made->mr.pd = pd;
     made->mr.addr = data;
     made->mr.length = bytes;
-    made->mr.lkey = made->mr.rkey = static_cast<uint32_t>(fake.regions_.size());
-    fake.regions_.push_back(made);
+    made->mr.lkey = made->mr.rkey = static_cast<uint32_t>(fake->regions_.size());
+    fake->regions_.push_back(made);
     ++fake_of<FakePd>(pd).users;
-    ++fake.objects_;
+    ++fake->objects_;
     return &made->mr;
   }
   // Of the host's memory, or of what nvidia-peermem finds there.
@@ -82,21 +78,12 @@ struct FakeMemoryCalls : FakeCall {
                                int access) {
     FakeVerbs& fake = of(pd->context);
     struct stat file {};
-    if (!fake.options_.dma_buf) {
-      errno = EOPNOTSUPP;
-      return nullptr;
-    }
+    if (!fake.options_.dma_buf) return failed(EOPNOTSUPP);
     if (fstat(fd, &file) != 0) return nullptr;  // EBADF
     offset +=
         static_cast<uint64_t>(lseek(fd, 0, SEEK_CUR));  // where the dma-buf begins in its file
-    if (offset + bytes > static_cast<uint64_t>(file.st_size)) {
-      errno = EINVAL;
-      return nullptr;
-    }
-    if (bytes > fake.options_.window_bytes) {
-      errno = ENOMEM;
-      return nullptr;
-    }
+    if (offset + bytes > static_cast<uint64_t>(file.st_size)) return failed(EINVAL);
+    if (bytes > fake.options_.window_bytes) return failed(ENOMEM);
     {
       Lock lock(fake.mutex_);
       ++fake.stats_.dma_bufs;
@@ -107,14 +94,13 @@ struct FakeMemoryCalls : FakeCall {
     return fake.map(made, fd, offset, fake.options_.dma_buf_worth);
   }
   static int dereg_mr(ibv_mr* mr) {
-    FakeVerbs& fake = of(mr->context);
-    Lock lock(fake.mutex_);
-    fake.land();
-    fake.regions_[mr->lkey] = nullptr;
+    const Locked fake(mr->context);
+    fake->land();
+    fake->regions_[mr->lkey] = nullptr;
     fake_of_context(mr->context).pinned -= mr->length;
     --fake_of_context(mr->context).regions;
     --fake_of<FakePd>(mr->pd).users;
-    --fake.objects_;
+    --fake->objects_;
     const FakeMr& region = fake_of<FakeMr>(mr);
     if (region.mapped != nullptr) munmap(region.mapped, region.mapped_bytes);
     delete &region;

@@ -9,36 +9,33 @@ namespace baton {
 
 struct FakeQueueCalls : FakeCall {
   static ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* wish) {
-    FakeVerbs& fake = of(pd->context);
-    Lock lock(fake.mutex_);
-    if (wish->attr.max_wr < 1 || static_cast<int>(wish->attr.max_wr) > fake.options_.max_shared ||
+    const Locked fake(pd->context);
+    if (wish->attr.max_wr < 1 || static_cast<int>(wish->attr.max_wr) > fake->options_.max_shared ||
         wish->attr.max_sge != 1) {
-      errno = EINVAL;
-      return nullptr;
+      return failed(EINVAL);
     }
     auto* made = new FakeSrq;
     made->srq.context = pd->context;
     made->srq.pd = pd;
     made->most = wish->attr.max_wr;
     ++fake_of<FakePd>(pd).users;
-    ++fake.objects_;
-    fake.shared_.push_back(made);
+    ++fake->objects_;
+    fake->shared_.push_back(made);
     return &made->srq;
   }
   static int destroy_srq(ibv_srq* handle) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(handle->context);
     auto& queue = fake_of<FakeSrq>(handle);
-    if (queue.users != 0) fake.violation("a shared receive queue freed while a queue pair uses it");
-    std::erase(fake.shared_, &queue);
+    if (queue.users != 0)
+      fake->violation("a shared receive queue freed while a queue pair uses it");
+    std::erase(fake->shared_, &queue);
     --fake_of<FakePd>(handle->pd).users;
-    --fake.objects_;
+    --fake->objects_;
     delete &queue;
     return 0;
   }
   static int post_srq_recv(ibv_srq* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(handle->context);
     auto& queue = fake_of<FakeSrq>(handle);
     if (queue.broken) {
       *bad = request;
@@ -46,7 +43,7 @@ struct FakeQueueCalls : FakeCall {
     }
     for (; request != nullptr; request = request->next) {
       if (request->num_sge != 1 || queue.receives.size() >= queue.most) {
-        fake.violation("the shared receive queue overflows");
+        fake->violation("the shared receive queue overflows");
         *bad = request;
         return ENOMEM;
       }
@@ -55,20 +52,15 @@ struct FakeQueueCalls : FakeCall {
     return 0;
   }
   static ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* wish) {
-    FakeVerbs& fake = of(pd->context);
-    Lock lock(fake.mutex_);
-    const FakeOptions& options = fake.options_;
+    const Locked fake(pd->context);
+    const FakeOptions& options = fake->options_;
     const ibv_qp_cap& cap = wish->cap;
-    if (fake.running_.size() >= options.max_queue_pairs) {
-      errno = ENOMEM;
-      return nullptr;
-    }
+    if (fake->running_.size() >= options.max_queue_pairs) return failed(ENOMEM);
     if (wish->qp_type != IBV_QPT_RC || static_cast<int>(cap.max_send_wr) > options.max_work ||
         static_cast<int>(cap.max_recv_wr) > options.max_work ||
         static_cast<int>(cap.max_send_sge) > options.max_sge ||
         cap.max_send_sge > FakeWork::kMaxSge || cap.max_inline_data > options.max_inline) {
-      errno = EINVAL;
-      return nullptr;
+      return failed(EINVAL);
     }
     auto* made = new FakeQp;
     made->context = &fake_of_context(pd->context);
@@ -80,50 +72,48 @@ struct FakeQueueCalls : FakeCall {
     qp.recv_cq = wish->recv_cq;
     qp.srq = wish->srq;
     if (qp.srq != nullptr) ++fake_of<FakeSrq>(qp.srq).users;
-    qp.qp_num = static_cast<uint32_t>(fake.queue_pairs_.size());
+    qp.qp_num = static_cast<uint32_t>(fake->queue_pairs_.size());
     qp.state = IBV_QPS_RESET;
     qp.qp_type = wish->qp_type;
-    fake.queue_pairs_.push_back(made);
-    fake.running_.push_back(made);
+    fake->queue_pairs_.push_back(made);
+    fake->running_.push_back(made);
     ++made->send_queue().users;
     ++fake_of<FakePd>(pd).users;
-    ++fake.objects_;
-    ++fake.stats_.queue_pairs;
+    ++fake->objects_;
+    ++fake->stats_.queue_pairs;
     return &qp;
   }
   static int destroy_qp(ibv_qp* handle) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(handle->context);
     auto& qp = fake_of<FakeQp>(handle);
     // Its completions go with it.
     for (FakeCq* queue : {&qp.send_queue(), &qp.receive_queue()}) {
       queue->entries.remove_if(
           [&](const FakeCq::Entry& entry) { return entry.completion.qp_num == handle->qp_num; });
     }
-    fake.queue_pairs_[handle->qp_num] = nullptr;
-    std::erase(fake.running_, &qp);
+    fake->queue_pairs_[handle->qp_num] = nullptr;
+    std::erase(fake->running_, &qp);
     if (handle->srq != nullptr) --fake_of<FakeSrq>(handle->srq).users;
     --qp.send_queue().users;
     --fake_of<FakePd>(handle->pd).users;
-    --fake.objects_;
+    --fake->objects_;
     delete &qp;
     return 0;
   }
   static int modify_qp(ibv_qp* handle, ibv_qp_attr* wish, int mask) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(handle->context);
     auto& qp = fake_of<FakeQp>(handle);
     ibv_qp_attr& now = qp.attributes;
     const auto wrong = [&](const char* what) {
-      fake.violation(absl::StrCat("modifying a queue pair in state ", handle->state, " to ",
-                                  wish->qp_state, ": ", what));
+      fake->violation(absl::StrCat("modifying a queue pair in state ", handle->state, " to ",
+                                   wish->qp_state, ": ", what));
       return EINVAL;
     };
     if (!(mask & IBV_QP_STATE)) return wrong("no state given");
     int needs = IBV_QP_STATE;
     switch (wish->qp_state) {
       case IBV_QPS_ERR:
-        if (handle->state != IBV_QPS_ERR) fake.to_error(qp);
+        if (handle->state != IBV_QPS_ERR) fake->to_error(qp);
         return 0;
       case IBV_QPS_RESET:
         if (qp.used != 0 || !qp.receives.empty()) {
@@ -144,11 +134,11 @@ struct FakeQueueCalls : FakeCall {
         if (handle->state != IBV_QPS_INIT || mask != needs || !wish->ah_attr.is_global) {
           return wrong("wrong order or attributes");
         }
-        if (wish->path_mtu > fake.options_.mtu ||
-            wish->max_dest_rd_atomic > fake.options_.max_reads) {
+        if (wish->path_mtu > fake->options_.mtu ||
+            wish->max_dest_rd_atomic > fake->options_.max_reads) {
           return wrong("beyond the device's limits");
         }
-        const auto& gids = fake.devices_[qp.context->device].gids;
+        const auto& gids = fake->devices_[qp.context->device].gids;
         const bool exists = std::any_of(gids.begin(), gids.end(), [&](const auto& entry) {
           return entry.gid_index == wish->ah_attr.grh.sgid_index;
         });
@@ -179,11 +169,10 @@ struct FakeQueueCalls : FakeCall {
     return 0;
   }
   static int post_send(ibv_qp* handle, ibv_send_wr* request, ibv_send_wr** bad) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
-    ++fake.stats_.doorbells;
+    const Locked fake(handle->context);
+    ++fake->stats_.doorbells;
     for (; request != nullptr; request = request->next) {
-      if (const int error = fake.post(fake_of<FakeQp>(handle), *request)) {
+      if (const int error = fake->post(fake_of<FakeQp>(handle), *request)) {
         *bad = request;
         return error;
       }
@@ -191,19 +180,18 @@ struct FakeQueueCalls : FakeCall {
     return 0;
   }
   static int post_recv(ibv_qp* handle, ibv_recv_wr* request, ibv_recv_wr** bad) {
-    FakeVerbs& fake = of(handle->context);
-    Lock lock(fake.mutex_);
+    const Locked fake(handle->context);
     auto& qp = fake_of<FakeQp>(handle);
     for (; request != nullptr; request = request->next) {
       if (handle->srq != nullptr || handle->state == IBV_QPS_RESET || request->num_sge != 1 ||
           qp.receives.size() >= qp.limits.cap.max_recv_wr) {
-        fake.violation("the receive queue overflows, or is not ready");
+        fake->violation("the receive queue overflows, or is not ready");
         *bad = request;
         return ENOMEM;
       }
       qp.receives.push_back({request->wr_id, request->sg_list[0]});
     }
-    if (handle->state == IBV_QPS_ERR) fake.to_error(qp);
+    if (handle->state == IBV_QPS_ERR) fake->to_error(qp);
     return 0;
   }
 };

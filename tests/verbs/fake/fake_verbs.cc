@@ -66,26 +66,20 @@ FakeQp* FakeVerbs::find_queue_pair(uint32_t number) const {
   return number < queue_pairs_.size() ? queue_pairs_[number] : nullptr;
 }
 
-std::vector<ibv_ah_attr> FakeVerbs::addresses() const {
+std::vector<ibv_qp_attr> FakeVerbs::connected() const {
   std::lock_guard lock(mutex_);
-  std::vector<ibv_ah_attr> out;
+  std::vector<ibv_qp_attr> out;
   for (const FakeQp* qp : queue_pairs_) {
-    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes.ah_attr);
-  }
-  return out;
-}
-
-std::vector<int> FakeVerbs::reads_asked() const {
-  std::lock_guard lock(mutex_);
-  std::vector<int> out;
-  for (const FakeQp* qp : queue_pairs_) {
-    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes.max_rd_atomic);
+    if (qp != nullptr && qp->qp.state == IBV_QPS_RTS) out.push_back(qp->attributes);
   }
   return out;
 }
 
 // To everyone who has the device open.
-void FakeVerbs::raise(size_t device, ibv_async_event event) {
+void FakeVerbs::raise(size_t device, ibv_event_type type) {
+  ibv_async_event event{};
+  event.element.port_num = 1;
+  event.event_type = type;
   for (const auto& context : contexts_) {
     if (context->device == device) report(*context, event);
   }
@@ -94,42 +88,19 @@ void FakeVerbs::raise(size_t device, ibv_async_event event) {
 void FakeVerbs::set_port(size_t device, bool up) {
   std::lock_guard lock(mutex_);
   devices_[device].port_up = up;
-  ibv_async_event event{};
-  event.element.port_num = 1;
-  event.event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
-  raise(device, event);
-}
-
-void FakeVerbs::set_cable(size_t device, bool in) {
-  std::lock_guard lock(mutex_);
-  devices_[device].cable = in;
-}
-
-void FakeVerbs::set_mute(size_t device, bool mute) {
-  std::lock_guard lock(mutex_);
-  devices_[device].mute = mute;
-}
-
-void FakeVerbs::set_hanging(size_t device, bool hanging) {
-  std::lock_guard lock(mutex_);
-  devices_[device].hanging = hanging;
+  raise(device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
 void FakeVerbs::kill(size_t device) {
   std::lock_guard lock(mutex_);
   devices_[device].dead = true;
-  ibv_async_event event{};
-  event.event_type = IBV_EVENT_DEVICE_FATAL;
-  raise(device, event);
+  raise(device, IBV_EVENT_DEVICE_FATAL);
 }
 
 void FakeVerbs::set_gids(size_t device, std::vector<ibv_gid_entry> gids) {
   std::lock_guard lock(mutex_);
   devices_[device].gids = std::move(gids);
-  ibv_async_event event{};
-  event.element.port_num = 1;
-  event.event_type = IBV_EVENT_GID_CHANGE;
-  raise(device, event);
+  raise(device, IBV_EVENT_GID_CHANGE);
 }
 
 void FakeVerbs::break_queue_pairs(size_t device) {
@@ -169,11 +140,6 @@ void FakeVerbs::break_shared_receives(size_t device) {
   }
 }
 
-void FakeVerbs::set_slow_to_stop(int polls) {
-  std::lock_guard lock(mutex_);
-  slow_to_stop_ = polls;
-}
-
 void FakeVerbs::report(FakeContext& context, const ibv_async_event& event) {
   context.events.push_back(event);
   const uint64_t one = 1;
@@ -195,26 +161,6 @@ void FakeVerbs::take_receives(size_t device) {
   }
 }
 
-void FakeVerbs::set_max_queue_pairs(size_t most) {
-  std::lock_guard lock(mutex_);
-  options_.max_queue_pairs = most;
-}
-
-std::vector<std::string> FakeVerbs::violations() const {
-  std::lock_guard lock(mutex_);
-  return violations_;
-}
-
-FakeStats FakeVerbs::stats() const {
-  std::lock_guard lock(mutex_);
-  return stats_;
-}
-
-uint64_t FakeVerbs::moved(size_t device) const {
-  std::lock_guard lock(mutex_);
-  return devices_[device].moved;
-}
-
 bool FakeVerbs::linked(size_t device) const {
   std::lock_guard lock(mutex_);
   const FakeDevice& d = devices_[device];
@@ -226,11 +172,6 @@ size_t FakeVerbs::shared_receives() const {
   size_t posted = 0;
   for (const FakeSrq* queue : shared_) posted += queue->receives.size();
   return posted;
-}
-
-size_t FakeVerbs::objects() const {
-  std::lock_guard lock(mutex_);
-  return objects_;
 }
 
 // The fake's table of calls, put together.

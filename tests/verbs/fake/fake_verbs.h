@@ -75,6 +75,7 @@ struct FakeCq;
 struct FakeSrq;
 struct FakeContext;
 struct FakeMr;
+struct FakeReceive;
 
 verbs::VerbsApi fake_calls();
 
@@ -94,11 +95,14 @@ class FakeVerbs {
   static void note_doorbells(std::chrono::steady_clock::time_point* at);
 
   // --- faults ---
-  void set_port(size_t device, bool up);    // with its event
-  void set_cable(size_t device, bool in);   // silently: what is sent is lost
-  void set_mute(size_t device, bool mute);  // messages arrive there, acknowledgements are lost
-  void set_hanging(size_t device, bool hanging);  // work started there never completes
-  void kill(size_t device);                       // IBV_EVENT_DEVICE_FATAL; nothing completes
+  void set_port(size_t device, bool up);  // with its event
+  // Silently: what is sent is lost.
+  void set_cable(size_t device, bool in) { set(devices_[device].cable, in); }
+  // Messages arrive there, acknowledgements are lost.
+  void set_mute(size_t device, bool mute) { set(devices_[device].mute, mute); }
+  // Work started there never completes.
+  void set_hanging(size_t device, bool hanging) { set(devices_[device].hanging, hanging); }
+  void kill(size_t device);  // IBV_EVENT_DEVICE_FATAL; nothing completes
   void set_gids(size_t device, std::vector<ibv_gid_entry> gids);  // IBV_EVENT_GID_CHANGE
   void break_queue_pairs(size_t device);                          // IBV_EVENT_QP_FATAL
 
@@ -106,12 +110,12 @@ class FakeVerbs {
   void break_shared_receives(size_t device);    // IBV_EVENT_SRQ_ERR; nothing comes in any more
   // A queue pair that breaks has begun to receive one message, and lets go of the shared receive
   // for it only when its completion queue has been polled so often; 0: at once.
-  void set_slow_to_stop(int polls);
+  void set_slow_to_stop(int polls) { set(slow_to_stop_, polls); }
 
   // From now on, packets of a write that are on their way when their sender's queue pair ends
   // arrive after so many polls, if the queue pair that they are for is still connected; 0: they are
   // lost.
-  void set_late_packets(int polls);
+  void set_late_packets(int polls) { set(late_packets_, polls); }
 
   // As late_writes, from now on.
   void set_late_writes(uint32_t seed);
@@ -119,17 +123,16 @@ class FakeVerbs {
   void land_writes();
 
   void take_receives(size_t device);  // those that are posted are gone, and never complete
-  void set_max_queue_pairs(size_t most);
+  void set_max_queue_pairs(size_t most) { set(options_.max_queue_pairs, most); }
 
-  std::vector<std::string> violations() const;
-  FakeStats stats() const;
-  size_t shared_receives() const;       // posted
-  size_t objects() const;               // contexts, domains, regions, queues that exist
-  uint64_t moved(size_t device) const;  // bytes of work begun there
+  std::vector<std::string> violations() const { return get(violations_); }
+  FakeStats stats() const { return get(stats_); }
+  size_t shared_receives() const;                   // posted
+  size_t objects() const { return get(objects_); }  // contexts, domains, regions, queues
+  // Bytes of work begun there.
+  uint64_t moved(size_t device) const { return get(devices_[device].moved); }
   std::vector<ibv_gid_entry> gids(size_t device) const { return devices_[device].gids; }
-  // Of the queue pairs that are connected.
-  std::vector<ibv_ah_attr> addresses() const;
-  std::vector<int> reads_asked() const;
+  std::vector<ibv_qp_attr> connected() const;  // queue pairs
   bool port_up(size_t device) const { return devices_[device].port_up; }
   // Packets get through there.
   bool linked(size_t device) const;
@@ -139,6 +142,7 @@ class FakeVerbs {
 
  private:
   // The functions of the table.
+  friend struct FakeCall;
   friend struct FakeDeviceCalls;
   friend struct FakeMemoryCalls;
   friend struct FakeCompletionCalls;
@@ -154,10 +158,20 @@ class FakeVerbs {
     uint64_t moved = 0;
   };
 
+  template <typename T>
+  T get(const T& what) const {
+    const std::lock_guard lock(mutex_);
+    return what;
+  }
+  template <typename T>
+  void set(T& what, T to) {
+    const std::lock_guard lock(mutex_);
+    what = to;
+  }
   Time now() const { return options_.clock->now(); }
   void violation(std::string what);
   size_t index_of(const ibv_device* device) const;
-  void raise(size_t device, ibv_async_event event);
+  void raise(size_t device, ibv_event_type type);
   FakeMr* find_region(uint32_t key) const;
   std::byte* reach(uint32_t key, uint64_t address, bool written = false) const;
   ibv_mr* map(ibv_mr* made, int fd, uint64_t offset, FakeOptions::Worth worth);
@@ -182,6 +196,7 @@ class FakeVerbs {
   static void report(FakeContext& context, const ibv_async_event& event);
   void complete(FakeQp& qp, ibv_wc_status status);
   void to_error(FakeQp& qp);
+  void flush(FakeQp& qp, const FakeReceive& receive);
   void let_go(FakeCq& queue);
   void push(FakeCq& queue, const ibv_wc& completion, FakeQp* sender, uint32_t retires);
   int post(FakeQp& qp, const ibv_send_wr& request);

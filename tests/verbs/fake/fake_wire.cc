@@ -24,9 +24,12 @@ void notify(int fd) {
 
 int FakeVerbs::post(FakeQp& qp, const ibv_send_wr& request) {
   const ibv_qp_cap& limits = qp.limits.cap;
-  if (qp.qp.state != IBV_QPS_RTS && qp.qp.state != IBV_QPS_ERR) {
-    violation(absl::StrCat("a send posted in state ", qp.qp.state));
+  const auto wrong = [&](auto... what) {
+    violation(absl::StrCat(what...));
     return EINVAL;
+  };
+  if (qp.qp.state != IBV_QPS_RTS && qp.qp.state != IBV_QPS_ERR) {
+    return wrong("a send posted in state ", qp.qp.state);
   }
   if (qp.used >= limits.max_send_wr) {
     violation(qp.unsignalled >= limits.max_send_wr
@@ -35,29 +38,22 @@ int FakeVerbs::post(FakeQp& qp, const ibv_send_wr& request) {
     return ENOMEM;
   }
   if (request.num_sge < 0 || static_cast<uint32_t>(request.num_sge) > limits.max_send_sge) {
-    violation(absl::StrCat(request.num_sge, " pieces in one request, the limit is ",
-                           limits.max_send_sge));
-    return EINVAL;
+    return wrong(request.num_sge, " pieces in one request, the limit is ", limits.max_send_sge);
   }
   if (request.opcode == IBV_WR_RDMA_READ && request.num_sge > options_.max_sge_rd) {
-    violation(
-        absl::StrCat(request.num_sge, " pieces in one read, the limit is ", options_.max_sge_rd));
-    return EINVAL;
+    return wrong(request.num_sge, " pieces in one read, the limit is ", options_.max_sge_rd);
   }
   uint64_t bytes = 0;
   for (int i = 0; i < request.num_sge; ++i) bytes += request.sg_list[i].length;
   if (bytes > options_.max_message) {
-    violation(absl::StrCat("a message of ", bytes, " bytes, the limit is ", options_.max_message));
-    return EINVAL;
+    return wrong("a message of ", bytes, " bytes, the limit is ", options_.max_message);
   }
   const bool inlined = (request.send_flags & IBV_SEND_INLINE) != 0;
   if (inlined && (bytes > limits.max_inline_data || request.opcode == IBV_WR_RDMA_READ)) {
-    violation(absl::StrCat(bytes, " bytes inline, the limit is ", limits.max_inline_data));
-    return EINVAL;
+    return wrong(bytes, " bytes inline, the limit is ", limits.max_inline_data);
   }
   if (atomic(request.opcode) && (request.wr.atomic.remote_addr % 8 != 0 || bytes != 8)) {
-    violation("an atomic that is not 8 bytes at a multiple of 8");
-    return EINVAL;
+    return wrong("an atomic that is not 8 bytes at a multiple of 8");
   }
   if (qp.sends.empty()) qp.waiting = false;
   qp.sends.push_back({});
@@ -142,26 +138,27 @@ void FakeVerbs::to_error(FakeQp& qp) {
     }
   }
   while (!qp.receives.empty()) {
-    ibv_wc completion{};
-    completion.wr_id = qp.receives.front().id;
-    completion.status = IBV_WC_WR_FLUSH_ERR;
-    completion.opcode = static_cast<ibv_wc_opcode>(0x5a);
-    completion.qp_num = qp.qp.qp_num;
+    flush(qp, qp.receives.front());
     qp.receives.pop_front();
-    ++stats_.flushed;
-    push(qp.receive_queue(), completion, nullptr, 0);
   }
+}
+
+// A receive that nothing comes into any more.
+void FakeVerbs::flush(FakeQp& qp, const FakeReceive& receive) {
+  ibv_wc completion{};
+  completion.wr_id = receive.id;
+  completion.status = IBV_WC_WR_FLUSH_ERR;
+  completion.opcode = static_cast<ibv_wc_opcode>(0x5a);
+  completion.qp_num = qp.qp.qp_num;
+  ++stats_.flushed;
+  push(qp.receive_queue(), completion, nullptr, 0);
 }
 
 void FakeVerbs::let_go(FakeCq& queue) {
   for (FakeQp* qp : running_) {
     if (!qp->held || &qp->receive_queue() != &queue || --qp->held_polls > 0) continue;
-    ibv_wc completion{};
-    completion.wr_id = qp->held->id;
-    completion.status = IBV_WC_WR_FLUSH_ERR;
-    completion.qp_num = qp->qp.qp_num;
+    flush(*qp, *qp->held);
     qp->held.reset();
-    push(queue, completion, nullptr, 0);
     report(*qp, IBV_EVENT_QP_LAST_WQE_REACHED);
   }
 }
