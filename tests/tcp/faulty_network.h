@@ -3,7 +3,9 @@
 #pragma once
 
 #include "tests/held_port.h"
+#include "tests/manual_clock.h"
 #include "tests/test.h"
+#include "tests/until.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
 #include "transport/worker.h"
@@ -40,14 +42,17 @@ class FaultyNetwork {
   };
 
   // `encoded`: of the worker behind.
-  explicit FaultyNetwork(const std::string& encoded) : address_(*Address::decode(encoded)) {
-    listen();
+  explicit FaultyNetwork(const std::string& encoded)
+      : address_(*Address::decode(encoded)), listener_(net::listen_on("127.0.0.1", 0, {}).value()) {
     for (auto& [provider, where] : address_.providers) {
       if (provider != "tcp") continue;
       far_ = net::resolve(where)->front();
       where = net::local_of(listener_).text();
     }
   }
+  // Whoever calls there gets to `far`.
+  FaultyNetwork(const std::string& host, uint16_t port, const net::Endpoint& far)
+      : far_(far), listener_(net::listen_on(host, port, {}).value()) {}
   ~FaultyNetwork() {
     cut_all();
     if (listener_ >= 0) ::close(listener_);
@@ -57,6 +62,7 @@ class FaultyNetwork {
 
   // The worker's address, with this network in front of it.
   std::string address() const { return address_.encode(); }
+  uint16_t port() const { return net::local_of(listener_).port(); }
   std::vector<Line>& lines() { return lines_; }
   size_t open_lines() const {
     size_t count = 0;
@@ -79,21 +85,12 @@ class FaultyNetwork {
   // Both ends are reset; what is under way is lost.
   void cut(Line& line) {
     for (int& end : line.ends) {
-      if (end < 0) continue;
-      const linger at_once{.l_onoff = 1, .l_linger = 0};
-      setsockopt(end, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-      ::close(end);
-      end = -1;
+      if (end >= 0) reset(end);
     }
     for (std::string& bytes : line.under_way) bytes.clear();
   }
   // Only the dialler's end is reset; what is under way to the other one still comes.
-  void cut_near(Line& line) {
-    const linger at_once{.l_onoff = 1, .l_linger = 0};
-    setsockopt(line.ends[0], SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    ::close(line.ends[0]);
-    line.ends[0] = -1;
-  }
+  void cut_near(Line& line) { reset(line.ends[0]); }
   void cut_all() {
     for (Line& line : lines_) cut(line);
   }
@@ -116,7 +113,11 @@ class FaultyNetwork {
  private:
   static constexpr size_t kMostUnderWay = 1 << 20;
 
-  void listen() { listener_ = net::listen_on("127.0.0.1", 0, {}).value(); }
+  static void reset(int& end) {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    setsockopt(end, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    ::close(std::exchange(end, -1));
+  }
 
   bool accept() {
     const int near = listener_ < 0 ? -1 : accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK);
@@ -184,13 +185,52 @@ class FaultyNetwork {
 
   Address address_;
   net::Endpoint far_;
-  int listener_ = -1;
+  int listener_;
   std::optional<HeldPort> nobody_;
   std::array<bool, 2> hold_new_{};
   std::array<size_t, 2> limit_new_{SIZE_MAX, SIZE_MAX};
   bool silent_ = false;
   std::array<size_t, 2> passed_{};
   std::vector<Line> lines_;
+};
+
+// Two workers of one thread, of which `a` has called `b` through such a network. The kernel moves
+// bytes in its own time; the workers' clock is the test's.
+class FaultyPair {
+ protected:
+  void call() {
+    network_ = std::make_unique<FaultyNetwork>(b_.worker->address());
+    a_.peer = a_.worker->connect(network_->address()).value();
+  }
+  bool step(bool with_b = true) {
+    bool any = a_.worker->progress();
+    if (with_b && b_.worker != nullptr) any |= b_.worker->progress();
+    any |= network_->step();
+    for (TcpSide* side : {&a_, &b_}) {
+      if (side->worker == nullptr) continue;
+      while (auto event = side->worker->next_peer_event()) side->peer = event->peer;
+    }
+    if (!any && time_moves_) clock_.advance(std::chrono::milliseconds(1));
+    return any;
+  }
+  template <typename Ready>
+  void until(const Ready& ready, bool with_b = true, CallSite from = CallSite::here()) {
+    const auto state = [&] { return a_.worker ? state_of(*a_.worker, a_.peer, "a") : ""; };
+    baton::until(
+        ready, [&] { step(with_b); }, state, from);
+  }
+  // Until nothing has moved for a while.
+  void run_out() {
+    for (int quiet = 0; quiet < 200; ++quiet) {
+      if (step()) quiet = 0;
+    }
+  }
+  bool ended_at_a(TransferId id) { return ended(*a_.worker->state(id)); }
+
+  ManualClock clock_;
+  bool time_moves_ = false;  // when nothing else does
+  TcpSide a_, b_;
+  std::unique_ptr<FaultyNetwork> network_;
 };
 
 }  // namespace baton::tcp

@@ -15,51 +15,22 @@ using testing::HasSubstr;
 constexpr size_t kSessionBytes = 4 << 20;
 constexpr char kReused = 'R';
 
-class Session : public testing::Test {
+class Session : public testing::Test, protected FaultyPair {
  protected:
-  using Side = TcpSide;
-
   void SetUp() override {
     start(a_, "a");
     start(b_, "b");
-    network_ = std::make_unique<FaultyNetwork>(b_.worker->address());
-    auto peer = a_.worker->connect(network_->address());
-    ASSERT_TRUE(peer.ok()) << peer.status();
-    a_.peer = *peer;
+    call();
     until([&] { return b_.peer.generation != 0 && network_->open_lines() == 2; });
     run_out();
   }
 
-  void start(Side& side, const std::string& name) {
+  void start(TcpSide& side, const std::string& name) {
     side.start(
         {.name = name,
          .clock = &clock_,
          .settings = {{"tcp.sockets", "2"}, {"tcp.slice_kib", "256"}, {"peer.redial_ms", "5000"}}},
         pattern(kSessionBytes, static_cast<uint64_t>(name[0])));
-  }
-
-  bool step(bool with_b = true) {
-    bool any = a_.worker->progress();
-    if (with_b && b_.worker != nullptr) any |= b_.worker->progress();
-    any |= network_->step();
-    for (Side* side : {&a_, &b_}) {
-      if (side->worker == nullptr) continue;
-      while (auto event = side->worker->next_peer_event()) side->peer = event->peer;
-    }
-    return any;
-  }
-  // The kernel moves bytes in its own time; the workers' clock stands still.
-  template <typename Ready>
-  void until(const Ready& ready, bool with_b = true, CallSite from = CallSite::here()) {
-    const auto state = [&] { return a_.worker ? state_of(*a_.worker, a_.peer, "a") : ""; };
-    baton::until(
-        ready, [&] { step(with_b); }, state, from);
-  }
-  // Until nothing has moved for a while.
-  void run_out() {
-    for (int quiet = 0; quiet < 200; ++quiet) {
-      if (step()) quiet = 0;
-    }
   }
 
   TransferId write(CounterId counter, Time timeout = kNever, size_t bytes = kSessionBytes) {
@@ -74,7 +45,6 @@ class Session : public testing::Test {
                   .timeout = timeout})
         .value();
   }
-  bool ended_at_a(TransferId id) { return ended(*a_.worker->state(id)); }
   // The target has been told that the bytes are there: it uses the memory for something else.
   void reuse() {
     EXPECT_EQ(b_.memory, a_.memory);
@@ -84,11 +54,6 @@ class Session : public testing::Test {
     return std::count(b_.memory.begin(), b_.memory.end(), kReused) ==
            static_cast<ptrdiff_t>(kSessionBytes);
   }
-
-  ManualClock clock_;
-  Side a_;
-  Side b_;
-  std::unique_ptr<FaultyNetwork> network_;
 };
 
 // Promise(lost): A slice that landed is never sent again: once the target was told, the memory is

@@ -3,7 +3,6 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
-#include "tests/manual_clock.h"
 #include "tests/tcp/faulty_network.h"
 #include "tests/tcp/tcp_pair.h"
 #include "tests/test.h"
@@ -17,15 +16,17 @@ namespace {
 constexpr size_t kTamperedBytes = 3000;  // of a write: one frame
 constexpr size_t kHead = framed::kHeaderBytes + framed::kPieceBytes;
 
-class Tamper : public testing::TestWithParam<const char*> {
+class Tamper : public testing::TestWithParam<const char*>, protected FaultyPair {
  protected:
   void SetUp() override {
     start(a_, "a", GetParam());
     start(b_, "b", "");
     counter_ = *b_.worker->allocate_counter();
-    network_ = std::make_unique<FaultyNetwork>(b_.worker->address());
-    peer_ = *a_.worker->connect(network_->address());
-    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
+    // However busy the machine is, the side that dialled calls again before the other one does, and
+    // there is one rail.
+    time_moves_ = true;
+    call();
+    until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
     run_out();
   }
 
@@ -41,26 +42,6 @@ class Tamper : public testing::TestWithParam<const char*> {
                pattern(4 * kTamperedBytes, static_cast<uint64_t>(name[0])));
   }
 
-  bool step() {
-    bool any = a_.worker->progress();
-    any |= b_.worker->progress();
-    if (network_->step() || any) return true;
-    // Time moves when nothing else does: however busy the machine is, the side that dialled calls
-    // again before the other one does, and there is one rail.
-    if (time_moves_) clock_.advance(std::chrono::milliseconds(1));
-    return false;
-  }
-  template <typename Ready>
-  void until(const Ready& ready, CallSite from = CallSite::here()) {
-    const auto state = [&] { return state_of(*a_.worker, peer_, "a"); };
-    baton::until(
-        ready, [&] { step(); }, state, from);
-  }
-  void run_out() {
-    for (int quiet = 0; quiet < 200; ++quiet) {
-      if (step()) quiet = 0;
-    }
-  }
   // Time stands still while bytes are held: the kernel may be late, and nobody is lost for it.
   void hold(FaultyNetwork::Direction direction, bool on) {
     network_->hold(direction, on);
@@ -76,7 +57,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     return a_.worker
         ->submit(
             {.op = op,
-             .peer = peer_,
+             .peer = a_.peer,
              .local = a_.region,
              .local_layout = Layout::contiguous(at, kTamperedBytes),
              .remote = b_.remote,
@@ -85,11 +66,6 @@ class Tamper : public testing::TestWithParam<const char*> {
              .increment = op == Op::kWrite ? 1u : 0u})
         .value();
   }
-  bool ended(TransferId id) const {
-    const auto state = a_.worker->state(id);
-    return state.ok() && *state != TransferState::kActive && *state != TransferState::kEnding;
-  }
-
   // `writes` writes leave a, `change` does to their bytes what it likes, and they go on to b.
   void expect_survived(const std::string& what, const std::function<void(std::string&)>& change,
                        size_t writes = 1) {
@@ -106,10 +82,10 @@ class Tamper : public testing::TestWithParam<const char*> {
     hold(FaultyNetwork::kThere, false);
     until([&] { return lost() > lost_before; });
     for (const TransferId id : open) {
-      until([&] { return ended(id); });
+      until([&] { return ended_at_a(id); });
       EXPECT_TRUE(a_.worker->wait(id).ok()) << what;
     }
-    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
+    until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
     run_out();
     EXPECT_EQ(b_.worker->counter_value(counter_), counted + writes) << what;
     EXPECT_EQ(0, std::memcmp(b_.memory.data(), a_.memory.data(), writes * kTamperedBytes)) << what;
@@ -121,12 +97,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     return [at](std::string& bytes) { bytes[at] = static_cast<char>(bytes[at] ^ 0x10); };
   }
 
-  ManualClock clock_;
-  bool time_moves_ = true;
-  TcpSide a_, b_;
   CounterId counter_;
-  PeerId peer_;
-  std::unique_ptr<FaultyNetwork> network_;
 };
 
 // Promise(security): A changed, forged, repeated or dropped tcp frame costs the connection only |
@@ -207,7 +178,7 @@ TEST_P(Tamper, NothingIsAnnouncedBeforeItsTag) {
   run_out();
   EXPECT_EQ(b_.worker->counter_value(counter_), 0u);
   network_->lines().back().under_way[FaultyNetwork::kThere] = last;
-  until([&] { return ended(id); });
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->wait(id).ok());
   EXPECT_EQ(b_.worker->counter_value(counter_), 1u);
   EXPECT_EQ(lost(), 0u);
@@ -226,11 +197,11 @@ TEST_P(Tamper, AChangedAnswerIsNoticed) {
     until([&] { return bytes.size() >= data + kTamperedBytes + data; });
     bytes[at] = static_cast<char>(bytes[at] ^ 1);
     hold(FaultyNetwork::kBack, false);
-    until([&] { return ended(id); });
+    until([&] { return ended_at_a(id); });
     EXPECT_TRUE(a_.worker->wait(id).ok());
     EXPECT_GT(lost(), lost_before) << at;
     EXPECT_EQ(0, std::memcmp(a_.memory.data(), b_.memory.data(), kTamperedBytes)) << at;
-    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
+    until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
     run_out();
   }
 }
@@ -248,7 +219,7 @@ TEST_P(Tamper, EncryptedNothingIsThereToRead) {
   const uint64_t key = b_.remote.key;
   const std::string region_key(reinterpret_cast<const char*>(&key), sizeof key);
   EXPECT_EQ(bytes.find(region_key) == std::string::npos, hidden);
-  EXPECT_EQ(a_.worker->explain(peer_).find("encrypted") != std::string::npos, hidden);
+  EXPECT_EQ(a_.worker->explain(a_.peer).find("encrypted") != std::string::npos, hidden);
   hold(FaultyNetwork::kThere, false);
 }
 

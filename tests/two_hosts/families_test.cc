@@ -5,6 +5,7 @@
 #include "collectives/rendezvous.h"
 #include "kvtransfer/agent.h"
 #include "tests/std.h"
+#include "tests/tcp/faulty_network.h"
 #include "tests/two_hosts/two_workers.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
@@ -29,6 +30,8 @@ class Families : public TwoWorkers {
       for (size_t host : {0, 1}) it.set_link(host, 1, false);  // one wire will do
     });
   }
+  static std::string link_local(size_t host) { return absl::StrCat("fe80::7:", host + 1); }
+  static std::string global(size_t host) { return Hosts::address_v6(host); }
   static WorkerOptions options_of(const std::string& name, const std::string& listen_host) {
     WorkerOptions options;
     options.name = name;
@@ -39,10 +42,10 @@ class Families : public TwoWorkers {
     return options;
   }
   // False where there is no IPv6.
-  bool add_v6() {
+  bool add_v6(std::string (*address)(size_t host) = global) {
     bool added = true;
     change([&](Hosts& it) {
-      for (size_t host : {0, 1}) added &= it.add_address_v6(host, 0, Hosts::address_v6(host));
+      for (size_t host : {0, 1}) added &= it.add_address_v6(host, 0, address(host));
     });
     return added;
   }
@@ -52,7 +55,7 @@ class Families : public TwoWorkers {
     });
   }
   void set_cut(bool cut) {
-    change([&](Hosts& it) { it.wire(0).faults(0).cut = it.wire(0).faults(1).cut = cut; });
+    change([&](Hosts& it) { it.wire(0).cut(cut); });
   }
   // Something is under way while the network is away, for long enough to lose the peer.
   void lose_and_go_on(const std::function<void(bool lost)>& set) {
@@ -68,8 +71,8 @@ class Families : public TwoWorkers {
     expect_done(id, kAll, 'l');
   }
 };
-#define SKIP_WITHOUT_V6() \
-  if (!add_v6()) GTEST_SKIP() << "no address of IPv6 can be added here"
+#define SKIP_WITHOUT_V6(...) \
+  if (!add_v6(__VA_ARGS__)) GTEST_SKIP() << "no address of IPv6 can be added here"
 
 // Promise(network): IPv6 alone, IPv4 alone or either works for workers, agents and ranks | `*`
 //   listens on and announces both
@@ -109,11 +112,8 @@ TEST_F(Families, AnIcmpUnreachableEndsNoSession) {
   meet(kSettings);
   for (const int code : {0, 1, 2, 3, 13}) {  // net, host, protocol, port, prohibited
     SCOPED_TRACE(testing::Message() << "code " << code);
-    lose_and_go_on([&](bool lost) {
-      change([&](Hosts& it) {
-        for (size_t host : {0, 1}) it.wire(0).faults(host).unreachable = lost ? code : -1;
-      });
-    });
+    lose_and_go_on(
+        [&](bool lost) { change([&](Hosts& it) { it.wire(0).refuse(lost ? code : -1); }); });
     if (HasFailure()) return;
   }
 }
@@ -206,14 +206,8 @@ TEST_F(Families, EveryInterfaceIsOfBothFamilies) {
 // Two hosts that a cable joins have link-local addresses alone, and the interface that a caller
 // names is its own: the other host calls its end something else.
 TEST_F(Families, ALinkLocalAddressIsReachedByTheCallersInterface) {
-  bool added = true;
-  change([&](Hosts& it) {
-    for (size_t host : {0, 1}) {
-      added &= it.add_address_v6(host, 0, absl::StrCat("fe80::7:", host + 1));
-      it.remove_address(host, 0);
-    }
-  });
-  if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
+  SKIP_WITHOUT_V6(link_local);
+  remove_v4();
   start("*", kSettings);
   connect(absl::StrCat("[fe80::7:2%wire0]:", workers_[1]->port()));
   EXPECT_TRUE(goes_by("[fe80::7:2%wire0]:")) << explain();
@@ -222,13 +216,7 @@ TEST_F(Families, ALinkLocalAddressIsReachedByTheCallersInterface) {
 }
 
 TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
-  bool added = true;
-  change([&](Hosts& it) {
-    for (size_t host : {0, 1}) {
-      added &= it.add_address_v6(host, 0, absl::StrCat("fe80::7:", host + 1));
-    }
-  });
-  if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
+  SKIP_WITHOUT_V6(link_local);
   hosts_->on(1, [&] {
     absl::StatusOr<std::unique_ptr<Worker>> worker;
     until([&] {  // an address is there a moment after it was added
@@ -245,63 +233,19 @@ TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
 class Forwarder {
  public:
   Forwarder(const std::string& outside, const std::string& inside, uint16_t port = 0)
-      : inside_(inside) {
-    auto listener = net::listen_on(outside, port, {});
-    EXPECT_TRUE(listener.ok()) << listener.status();
-    if (!listener.ok()) return;
-    listener_.reset(*listener);
-    port_ = net::local_of(*listener).port();
-    thread_ = std::thread([this] { run(); });
-  }
+      : network_(outside, port, net::literal(inside)->front()), thread_([this] {
+          while (!over_) {
+            if (!network_.step()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+          }
+        }) {}
   ~Forwarder() {
     over_ = true;
-    if (thread_.joinable()) thread_.join();
+    thread_.join();
   }
-  uint16_t port() const { return port_; }
+  uint16_t port() const { return network_.port(); }
 
  private:
-  struct Relay {
-    base::UniqueFd from, to;
-  };
-  void run() {
-    std::vector<Relay> relays;
-    while (!over_) {
-      const int caller = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-      if (caller >= 0) {
-        const auto to = net::literal(inside_)->front();
-        const int fd = socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        base::UniqueFd from(caller), there(fd);
-        if (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) == 0) {
-          for (const int each : {caller, fd}) fcntl(each, F_SETFL, O_NONBLOCK);
-          relays.push_back({std::move(from), std::move(there)});
-        }
-      }
-      bool any = caller >= 0;
-      std::erase_if(relays, [&](Relay& one) {
-        const bool here = pass(one.from.get(), one.to.get(), any);
-        return !pass(one.to.get(), one.from.get(), any) || !here;
-      });
-      if (!any) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-  }
-  // False when that end is over.
-  static bool pass(int from, int to, bool& any) {
-    char bytes[16 << 10];
-    const ssize_t got = recv(from, bytes, sizeof bytes, 0);
-    if (got < 0) return errno == EAGAIN;
-    any = true;
-    for (ssize_t sent = 0; sent < got;) {
-      const ssize_t now = send(to, bytes + sent, static_cast<size_t>(got - sent), MSG_NOSIGNAL);
-      if (now < 0 && errno != EAGAIN) return false;
-      sent += std::max<ssize_t>(now, 0);
-      if (now < 0) std::this_thread::yield();
-    }
-    return got > 0;
-  }
-
-  const std::string inside_;
-  base::UniqueFd listener_;
-  uint16_t port_ = 0;
+  tcp::FaultyNetwork network_;
   std::atomic<bool> over_{false};
   std::thread thread_;
 };
@@ -340,10 +284,8 @@ TEST_F(Published, WhereAPeerWasCalledIsOneOfItsAddresses) {
 // Behind NAT the peer's own address is somebody else's here, or silent.
 TEST_F(Published, AnInsideAddressThatIsSilentIsPassedOver) {
   change([](Hosts& it) {
-    for (size_t host : {0, 1}) {
-      it.set_link(host, 1, true);
-      it.wire(1).faults(host).cut = true;
-    }
+    for (size_t host : {0, 1}) it.set_link(host, 1, true);
+    it.wire(1).cut(true);
   });
   start("*", kSettings, Hosts::address(1, 1));
   publish(Hosts::address(1, 1), workers_[1]->port());

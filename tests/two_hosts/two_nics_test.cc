@@ -23,10 +23,7 @@ struct Loss {
   std::function<void(Hosts&, size_t wire, bool lost)> set;
 };
 const Loss kLosses[] = {
-    {"the wire is silent",
-     [](Hosts& it, size_t wire, bool lost) {
-       it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost;
-     }},
+    {"the wire is silent", [](Hosts& it, size_t wire, bool lost) { it.wire(wire).cut(lost); }},
     {"the caller's link is down",
      [](Hosts& it, size_t wire, bool lost) { it.set_link(0, wire, !lost); }},
     {"the other's link is down",
@@ -36,17 +33,16 @@ const Loss kLosses[] = {
     {"the other's route is gone",
      [](Hosts& it, size_t wire, bool lost) { it.set_route(1, wire, !lost); }},
     {"a router says unreachable",
-     [](Hosts& it, size_t wire, bool lost) {
-       for (size_t host : {0, 1}) it.wire(wire).faults(host).unreachable = lost ? 1 : -1;
-     }},
+     [](Hosts& it, size_t wire, bool lost) { it.wire(wire).refuse(lost ? 1 : -1); }},
     {"a firewall rejects",
-     [](Hosts& it, size_t wire, bool lost) {
-       for (size_t host : {0, 1}) it.wire(wire).faults(host).unreachable = lost ? 3 : -1;
-     }},
+     [](Hosts& it, size_t wire, bool lost) { it.wire(wire).refuse(lost ? 3 : -1); }},
 };
 
 class TwoNics : public TwoWorkers {
  protected:
+  void both(size_t wire, const std::function<void(WireFaults&)>& what) {
+    change([&](Hosts& it) { it.wire(wire).both(what); });
+  }
   bool goes_by_wire(size_t wire) const { return goes_by(Hosts::address(1, wire) + ':'); }
 };
 
@@ -69,9 +65,7 @@ TEST_P(TwoNicsLose, WhatIsOpenGoesOnByTheOtherAndTheLostOneIsUsedAgain) {
     until([&] { return goes_by_wire(0) && goes_by_wire(1); });
     const char letter = static_cast<char>('A' + lost);
     // Under way: it may not be through before the loss.
-    change([&](Hosts& it) {
-      for (size_t host : {0, 1}) it.wire(lost).faults(host).delay = milliseconds(20);
-    });
+    both(lost, [](WireFaults& faults) { faults.delay = milliseconds(20); });
     const TransferId under_way = write(kAll, letter);
     change([&](Hosts& it) {
       it.wire(lost).heal();
@@ -109,7 +103,7 @@ TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   expect_done(write(8, 'a'), 8, 'a');
   const auto cut = [&](size_t wire, bool lost) {
-    change([&](Hosts& it) { it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost; });
+    change([&](Hosts& it) { it.wire(wire).cut(lost); });
   };
   size_t dead = 0;
   for (; dead < 2; ++dead) {
@@ -129,9 +123,7 @@ TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAl
   meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto carry = [&](size_t bytes) {
-    change([&](Hosts& it) {
-      for (size_t host : {0, 1}) it.wire(1).faults(host).largest = bytes;
-    });
+    both(1, [&](WireFaults& faults) { faults.largest = bytes; });
   };
   carry(600);
   char letter = 'a';
@@ -159,11 +151,7 @@ TEST_F(TwoNics, ASlowOneBesideAFastOneHasLittleOfEachTransfer) {
   meet(kSettings);
   until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto limit_first = [&](double bytes_per_s) {
-    change([&](Hosts& it) {
-      for (size_t host : {0, 1}) {
-        it.wire(0).faults(host).bytes_per_s = static_cast<uint64_t>(bytes_per_s);
-      }
-    });
+    both(0, [&](WireFaults& faults) { faults.bytes_per_s = static_cast<uint64_t>(bytes_per_s); });
   };
   constexpr int kWrites = 8;
   uint64_t by_slow = SIZE_MAX;
@@ -192,7 +180,7 @@ TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
     const auto lose = [&](size_t wire, bool lost) {
       change([&](Hosts& it) {
         if (by_link) return it.set_link(0, wire, !lost);
-        it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost;
+        it.wire(wire).cut(lost);
       });
     };
     const uint64_t lost_before = workers_[0]->stats().peers_lost;

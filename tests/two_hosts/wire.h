@@ -33,6 +33,10 @@ class Wire {
 
   WireFaults& faults(size_t sender) { return faults_[sender]; }
   void heal() { faults_ = {}; }
+  // Something happens to what both send.
+  void both(const std::function<void(WireFaults&)>& what) { what(faults_[0]), what(faults_[1]); }
+  void cut(bool lost) { faults_[0].cut = faults_[1].cut = lost; }
+  void refuse(int code) { faults_[0].unreachable = faults_[1].unreachable = code; }
   // What a firewall does that has lost its state: packets of TCP connections that are there vanish,
   // or are answered by a reset. New connections work.
   void forget_connections(bool reset);
