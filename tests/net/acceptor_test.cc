@@ -1,10 +1,10 @@
 // Acceptor, as its manual page has it: who gets in, who is kept out, and what it costs.
 #include "transport/net/acceptor.h"
 
-#include <netinet/in.h>
 #include <sys/epoll.h>
 
 #include "tests/held_port.h"
+#include "tests/manual_clock.h"
 #include "tests/net/plain_host.h"
 #include "tests/no_descriptors.h"
 #include "tests/test.h"
@@ -14,21 +14,8 @@
 namespace baton::net {
 namespace {
 
-using tcp::RawPeer;
 using testing::AllOf;
 using testing::HasSubstr;
-
-// A blocking connection from another address of this host.
-int dial_from(const char* source, const std::string& address) {
-  const Endpoint from = resolve(std::string(source) + ":1")->front();
-  sockaddr_in any_port = reinterpret_cast<const sockaddr_in&>(from.storage);
-  any_port.sin_port = 0;
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(0, ::bind(fd, reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port));
-  const Endpoint to = resolve(address)->front();
-  EXPECT_EQ(0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
-  return fd;
-}
 
 TEST(Acceptor, BothSidesLearnThePeersIdentity) {
   Host a("a"), b("b");
@@ -133,8 +120,8 @@ TEST(Acceptor, ASlotIsHeldNoLongerThanTheHandshakeTimeout) {
   ManualClock clock;
   Host b("b", clock);
   const std::string address = *b.provider->listen();
-  const int silent = RawPeer::dial(address);
-  const int slow = RawPeer::dial(address);
+  const int silent = dial(address);
+  const int slow = dial(address);
   until({&b}, [&] { return b.it.acceptor.next_timer() != kNever; });
   b.settle();
   const Time end = clock.now() + std::chrono::seconds(2);
@@ -173,19 +160,7 @@ TEST(Acceptor, ASilentPeerTimesOutAndTheErrorNamesTheSetting) {
 void join(Handshake& handshake, int fd, Host& server) {
   std::string in;
   until({&server}, [&] {
-    const std::string_view out = handshake.to_send();
-    if (!out.empty()) {
-      const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
-      if (sent > 0) handshake.sent(static_cast<size_t>(sent));
-    }
-    char bytes[1024];
-    const ssize_t n =
-        ::recv(fd, bytes, std::min(handshake.wanted() - in.size(), sizeof bytes), MSG_DONTWAIT);
-    if (n > 0) in.append(bytes, static_cast<size_t>(n));
-    if (!handshake.done() && in.size() == handshake.wanted()) {
-      EXPECT_TRUE(handshake.receive(in).ok());
-      in.clear();
-    }
+    go_on(handshake, fd, in);
     return !server.it.met.empty();
   });
 }
@@ -197,13 +172,13 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   const std::string address = *b.provider->listen();
   // Half way through its handshake, and the oldest call of all.
   Handshake handshake(Handshake::Role::kClient, b.key, {.uid = WorkerUid::random(), .name = "raw"});
-  const int honest = RawPeer::dial(address);
+  const int honest = dial(address);
   ASSERT_EQ(::send(honest, handshake.to_send().data(), 10, MSG_NOSIGNAL), 10);
   handshake.sent(10);
   until({&b}, [&] { return b.it.acceptor.busy(); });
   std::vector<int> strangers;
   for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
-    strangers.push_back(dial_from("127.0.0.2", address));
+    strangers.push_back(dial(address, "127.0.0.2"));
     b.progress();
   }
   b.settle();
@@ -248,7 +223,7 @@ TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
   Host b("b");
   const std::string address = *b.provider->listen();
   Handshake handshake(Handshake::Role::kClient, b.key, {.uid = WorkerUid::random(), .name = "raw"});
-  const int honest = RawPeer::dial(address);
+  const int honest = dial(address);
   const std::string opening(handshake.to_send());
   ASSERT_EQ(::send(honest, opening.data(), opening.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(opening.size()));
@@ -257,7 +232,7 @@ TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
   until({&b}, [&] { return ::poll(&answer, 1, 0) == 1; });
   std::vector<int> strangers;
   for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
-    strangers.push_back(RawPeer::dial(address));
+    strangers.push_back(dial(address));
     b.progress();
   }
   b.settle();

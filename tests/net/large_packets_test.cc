@@ -63,12 +63,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
   void take_in_the_long_message() {
     until({&caller_}, [&] {
       if (handshake_->padding() == 0) answer();  // the opening
-      while (handshake_->wanted() > 0) {
-        char bytes[Handshake::kMostPadding];
-        const ssize_t got = ::recv(fd_, bytes, handshake_->wanted() - in_.size(), 0);
-        if (got <= 0) break;
-        in_.append(bytes, static_cast<size_t>(got));
-        if (in_.size() < handshake_->wanted()) continue;
+      while (handshake_->wanted() > 0 && take(fd_, in_, handshake_->wanted())) {
         EXPECT_TRUE(handshake_->receive(in_).ok());
         in_.clear();
       }

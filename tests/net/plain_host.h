@@ -1,8 +1,9 @@
 // The acceptor of a worker and nothing else: it keeps whom it has met.
 #pragma once
 
+#include "tests/net/raw_handshake.h"
 #include "tests/std.h"
-#include "tests/tcp/raw_peer.h"
+#include "tests/transport/provider_node.h"
 #include "transport/net/acceptor.h"
 
 namespace baton::net {

@@ -40,17 +40,8 @@ class Goodbye : public TcpPair {
   }
   // A write by the peer, to the node's memory.
   std::string frame() {
-    return encoded({.type = framed::FrameType::kWrite,
-                    .flags = framed::kLast,
-                    .transfer = {1, 1},
-                    .bytes = kLastBytes,
-                    .pieces = 1,
-                    .region = region_.index,
-                    .generation = region_.generation,
-                    .key = region_.key,
-                    .slice_bytes = kLastBytes,
-                    .total_bytes = kLastBytes},
-                   {{0, kLastBytes}}, std::string(kLastBytes, 'p'));
+    return encoded(write_frame(region_, kLastBytes), {{0, kLastBytes}},
+                   std::string(kLastBytes, 'p'));
   }
   void close_node() { node_.rails[0]->close(absl::CancelledError(kWhy), node_); }
 
@@ -75,7 +66,7 @@ TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
 // Sending first, for a socket with much unread is sent to between two reads.
 TEST(EndedSocket, TakesNothingAndLosesNothing) {
   const auto listener = net::listen_on("127.0.0.1", 0, {}).value();
-  const int peer = RawPeer::dial(net::local_of(listener).text());
+  const int peer = net::dial(net::local_of(listener).text());
   const auto poller = *net::Poller::create();
   Socket socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), *poller);
   ASSERT_TRUE(socket.watch(nullptr).ok());

@@ -6,19 +6,6 @@
 namespace baton::tcp {
 namespace {
 
-framed::Frame write_frame(const RemoteRegion& region, uint32_t bytes) {
-  return {.type = framed::FrameType::kWrite,
-          .flags = framed::kLast,
-          .transfer = {1, 1},
-          .bytes = bytes,
-          .pieces = 1,
-          .region = region.index,
-          .generation = region.generation,
-          .key = region.key,
-          .slice_bytes = bytes,
-          .total_bytes = bytes};
-}
-
 TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
   TcpNode node("node", settings());
   auto address = node.provider->listen().value();

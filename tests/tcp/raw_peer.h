@@ -1,12 +1,11 @@
 // A peer that holds the cluster key but says what it likes: blocking socket, real handshake.
 #pragma once
 
+#include "tests/net/raw_handshake.h"
 #include "tests/std.h"
 #include "tests/tcp/tcp_pair.h"
 #include "transport/base/wire.h"
 #include "transport/framed/frame.h"
-#include "transport/net/endpoint.h"
-#include "transport/net/handshake.h"
 #include "transport/net/seal.h"
 
 namespace baton::tcp {
@@ -15,20 +14,9 @@ class RawPeer {
  public:
   ~RawPeer() { close(); }
 
-  // A blocking connection to a listening node. Connecting needs nothing of the node yet.
-  static int dial(const std::string& address) {
-    const auto endpoints = net::resolve(address);
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const net::Endpoint& to = endpoints->front();
-    EXPECT_EQ(0, ::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
-    return fd;
-  }
-
   // Connects to `node`, which runs meanwhile, and becomes a rail of it.
   void connect(TcpNode& node, const std::string& address) {
-    fd_ = dial(address);
-    shake(net::Handshake::Role::kClient, node.key, {.uid = WorkerUid::random(), .name = "raw"},
-          running(node));
+    connect(node.key, {.uid = WorkerUid::random(), .name = "raw"}, address, running(node));
     until({&node}, [&] { return !node.rails.empty(); });
   }
   // Accepts a rail that `node` is connecting.
@@ -47,7 +35,7 @@ class RawPeer {
   // Connects to whatever listens there, and says that it is `self`.
   void connect(const ClusterKey& key, const HelloInfo& self, const std::string& address,
                const Run& run) {
-    fd_ = dial(address);
+    fd_ = net::dial(address);
     shake(net::Handshake::Role::kClient, key, self, run);
   }
 
@@ -141,22 +129,7 @@ class RawPeer {
              const Run& run) {
     net::Handshake handshake(role, key, self);
     std::string in;
-    run([&] {
-      while (true) {
-        const std::string_view out = handshake.to_send();
-        send_raw(out);
-        handshake.sent(out.size());
-        if (handshake.done()) return true;
-        char bytes[1024];
-        const ssize_t n = ::recv(
-            fd_, bytes, std::min(handshake.wanted() - in.size(), sizeof(bytes)), MSG_DONTWAIT);
-        if (n <= 0) return false;
-        in.append(bytes, static_cast<size_t>(n));
-        if (in.size() < handshake.wanted()) continue;
-        EXPECT_TRUE(handshake.receive(in).ok());
-        in.clear();
-      }
-    });
+    run([&] { return net::go_on(handshake, fd_, in); });
     sealer_.emplace(handshake.keys().send, handshake.keys().protection);
     opener_.emplace(handshake.keys().receive, handshake.keys().protection);
   }
@@ -189,6 +162,20 @@ inline std::string encoded(const framed::Frame& frame, std::vector<framed::WireP
   }
   out.append(rest);
   return out;
+}
+
+// A write of `bytes` to a region, in one frame of one piece.
+inline framed::Frame write_frame(const RemoteRegion& region, uint32_t bytes) {
+  return {.type = framed::FrameType::kWrite,
+          .flags = framed::kLast,
+          .transfer = {1, 1},
+          .bytes = bytes,
+          .pieces = 1,
+          .region = region.index,
+          .generation = region.generation,
+          .key = region.key,
+          .slice_bytes = bytes,
+          .total_bytes = bytes};
 }
 
 }  // namespace baton::tcp

@@ -1,11 +1,10 @@
 // A peer that holds the cluster key but says what it likes: real handshake, real UCX, any words.
 #pragma once
 
+#include "tests/net/raw_handshake.h"
 #include "tests/test.h"
 #include "tests/transport/provider_node.h"
 #include "transport/framed/frame.h"
-#include "transport/net/endpoint.h"
-#include "transport/net/handshake.h"
 #include "transport/net/seal.h"
 #include "transport/ucx/engine.h"
 #include "transport/ucx/message.h"
@@ -31,22 +30,11 @@ class RawPeer {
 
   // Connects to `node` and proves itself.
   void introduce(ProviderNode& node, const std::string& address) {
-    const net::Endpoint to = net::resolve(address).value().front();
-    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    EXPECT_EQ(0, ::connect(fd_, reinterpret_cast<const sockaddr*>(&to.storage), to.size));
+    fd_ = net::dial(address);
     net::Handshake handshake(net::Handshake::Role::kClient, node.key,
                              {.uid = WorkerUid::random(), .name = "raw"});
     std::string in;
-    until({&node}, [&] {
-      while (true) {
-        const std::string_view out = handshake.to_send();
-        if (!out.empty() && put(out)) handshake.sent(out.size());
-        if (handshake.done()) return true;
-        if (!take(in, handshake.wanted())) return false;
-        EXPECT_TRUE(handshake.receive(in).ok());
-        in.clear();
-      }
-    });
+    until({&node}, [&] { return net::go_on(handshake, fd_, in); });
     const net::LinkKeys& keys = handshake.keys();
     say_.emplace(net::hkdf_expand(keys.send, "baton messages"), net::Protection::kEncrypt);
     hear_.emplace(net::hkdf_expand(keys.receive, "baton messages"), net::Protection::kEncrypt);
@@ -58,10 +46,10 @@ class RawPeer {
     introduce(node, address);
     say(Introduction{0, engine->address()}.encode());
     std::string in;
-    until({&node}, [&] { return take(in, 4); });
+    until({&node}, [&] { return net::take(fd_, in, 4); });
     uint32_t bytes = 0;
     std::memcpy(&bytes, in.data(), 4);
-    until({&node}, [&] { return take(in, bytes + net::kSealBytes); });
+    until({&node}, [&] { return net::take(fd_, in, bytes + net::kSealBytes); });
     std::string_view words;
     EXPECT_EQ(hear_->head(in.data(), in.size(), bytes, words), net::Opener::Found::kHead);
     const Introduction peer = Introduction::decode(words).value();
@@ -138,17 +126,6 @@ class RawPeer {
   std::vector<std::string> heard;
 
  private:
-  // Whether `in` has reached `want` bytes.
-  bool take(std::string& in, size_t want) {
-    char bytes[4096];
-    while (in.size() < want) {
-      const ssize_t n = ::recv(fd_, bytes, std::min(want - in.size(), sizeof bytes), MSG_DONTWAIT);
-      if (n <= 0) return false;
-      in.append(bytes, static_cast<size_t>(n));
-    }
-    return true;
-  }
-
   int fd_ = -1;
   uint32_t to_ = 0;
   std::optional<net::Sealer> say_;
