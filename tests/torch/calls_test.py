@@ -8,7 +8,7 @@ import torch.distributed._functional_collectives as functional
 
 import baton.torch
 import ranks
-from ranks import raises, run
+from ranks import at_ranks, compiled, raises, run
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
@@ -166,7 +166,8 @@ def test_every_call_beside_gloo():
                     assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=2e-2), (name, rank, a, b)
 
 
-def beyond(rank, size):
+@at_ranks(3)
+def test_what_gloo_has_not(rank, size):
     """What Gloo has not, or gets wrong: a tensor with gaps in its memory."""
     op = dist.ReduceOp
     for call in (dist.all_reduce, lambda x: dist.reduce(x, 0)):
@@ -210,13 +211,11 @@ def beyond(rank, size):
     outputs, inputs = [torch.zeros(other + 1) for other in range(size)], [torch.full((rank + 1,), float(rank))] * size
     dist.all_to_all(outputs, inputs)
     assert [part.tolist() for part in outputs] == [[float(other)] * (other + 1) for other in range(size)]
-    if baton_is_compiled():
-        tensor = torch.ones(4)
-        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
-        assert tensor.tolist() == [size * 0.5] * 4
 
 
-def parts_of_any_size(rank, size):
+@at_ranks(3)
+# Promise(torch): parts of a list may be empty, and of any memory | first parts, last parts and all of them, in lists and in rows
+def test_parts_of_any_size(rank, size):
     """Lists whose parts are empty, lie beside each other, or are converted before they are summed."""
     counts = [4 if rank and other else 0 for other in range(size)]  # all but the first rank, which is left out
     out = torch.full((sum(counts),), -1.0)
@@ -241,12 +240,8 @@ def parts_of_any_size(rank, size):
     assert memory.tolist() == [float(other) for other in range(size) for _ in range(2)]
 
 
-# Promise(torch): parts of a list may be empty, and of any memory | first parts, last parts and all of them, in lists and in rows
-def test_parts_of_any_size():
-    run(parts_of_any_size, 3)
-
-
-def premultiplied(rank, size):
+@at_ranks(2, if_compiled=True)
+def test_factors_of_sums(rank, size):
     factor = dist._make_nccl_premul_sum
     for dtype, by in ((torch.int16, 3), (torch.int32, -2), (torch.float32, 0.5), (torch.bfloat16, 0.5), (torch.complex64, 0.5)):
         for given in (float(by), torch.tensor(by)):
@@ -259,20 +254,8 @@ def premultiplied(rank, size):
     raises(RuntimeError, lambda: dist.all_reduce(tensor, factor(torch.tensor(1 + 1j))), "real number")
 
 
-def test_factors_of_sums():
-    if baton_is_compiled():
-        run(premultiplied, 2)
-
-
-def baton_is_compiled():
-    return os.environ.get("BATON_TORCH") != "python"
-
-
-def test_what_gloo_has_not():
-    run(beyond, 3)
-
-
-def from_any(rank, size):
+@at_ranks(3, if_compiled=True)  # torch's glue for Python does not pass on from which
+def test_receive_from_any_rank(rank, size):
     if rank:
         dist.send(torch.full((2,), float(rank)), 0)
         return None
@@ -281,19 +264,15 @@ def from_any(rank, size):
     assert came == [(other, float(other)) for other in range(1, size)]
 
 
-def test_receive_from_any_rank():
-    if baton_is_compiled():  # torch's glue for Python does not pass on from which
-        run(from_any, 3)
-
-
-def looks_at_works(rank, size):
+@at_ranks(3)
+def test_works_and_futures(rank, size):
     works = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(300)]  # more than the library has in flight
     for work in works:
-        assert work.wait() and (work.is_completed() or not baton_is_compiled())
+        assert work.wait() and (work.is_completed() or not compiled())
     many = [torch.ones(2) for _ in range(300)]  # of one work
     dist.all_reduce_coalesced(many)
     assert all(tensor.tolist() == [size] * 2 for tensor in many)
-    if baton_is_compiled():
+    if compiled():
         work = dist.all_reduce(torch.ones(8), async_op=True)
         while not work.is_completed():
             pass
@@ -309,11 +288,9 @@ def looks_at_works(rank, size):
         work.wait()
 
 
-def test_works_and_futures():
-    run(looks_at_works, 3)
-
-
-def storm(rank, size):
+@at_ranks(2)
+# Promise(torch): 300 sends of each side may be in flight before the first receive | two ranks, tags in both orders
+def test_many_messages_in_flight(rank, size):
     """More messages than a group has collectives in flight, sent by both sides before either receives, and received in any order."""
     other, count = 1 - rank, 300
     for order in (range(count), reversed(range(count))):
@@ -329,12 +306,8 @@ def storm(rank, size):
     assert all(tensor.tolist() == [float(n)] * 8 for n, tensor in enumerate(came))
 
 
-# Promise(torch): 300 sends of each side may be in flight before the first receive | two ranks, tags in both orders
-def test_many_messages_in_flight():
-    run(storm, 2)
-
-
-def wrong(rank, size):
+@at_ranks(2)
+def test_wrong_arguments_break_nothing(rank, size):
     raises((RuntimeError, ValueError), lambda: dist.all_reduce(torch.ones(2, dtype=torch.float8_e5m2fnuz)), "baton")
     raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR), "baton", "BXOR")
     raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "baton")
@@ -345,16 +318,13 @@ def wrong(rank, size):
     assert tensor.tolist() == [size, size]
 
 
-def test_wrong_arguments_break_nothing():
-    run(wrong, 2)
-
-
-def callback(rank, size):
+@at_ranks(2)
+def test_callbacks(rank, size):
     # One that starts a call and waits for it, on whatever thread it runs. What one that raises does: wrong_use_test.py.
     work = dist.all_reduce(torch.ones(2), async_op=True)
     chained = work.get_future().then(lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait())
     assert chained.wait()[0].tolist() == [size * size] * 2
-    if baton_is_compiled():
+    if compiled():
         # One that starts what another rank waits for, while this rank waits for what that one does next.
         other, first = dist.new_group(), dist.all_reduce(torch.ones(2), async_op=True)
         sent = first.get_future().then(lambda _: dist.send(torch.ones(2), 1) if rank == 0 else None)
@@ -373,7 +343,8 @@ def callback(rank, size):
         assert parts[1].tolist() == [1.0] * 2
 
 
-def hooked(rank, size):
+@at_ranks(2, if_compiled=True)
+def test_hooks_that_raise(rank, size):
     """A hook that raises ends nothing, and the others run."""
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     told = []
@@ -388,15 +359,6 @@ def hooked(rank, size):
     backend.abort()
     while len(told) < 2:
         time.sleep(0.01)
-
-
-def test_hooks_that_raise():
-    if baton_is_compiled():
-        run(hooked, 2)
-
-
-def test_callbacks():
-    run(callback, 2)
 
 
 def debugged(rank, size):
@@ -421,15 +383,12 @@ def options_of(group):
     return baton.torch._module().settings(backend)
 
 
-def inherited(rank, size):
+@at_ranks(2, pg_options=baton.torch.Options(ordered=True, tune=False))
+def test_parts_inherit_options(rank, size):
     """What a group is like is also what its parts are like: torch passes on no class of ours to split_group()."""
     assert options_of(dist.group.WORLD) == (True, False)
     assert options_of(dist.split_group(split_ranks=[list(range(size))])) == (True, False)
     assert options_of(dist.new_group(pg_options=baton.torch.Options(tune=False))) == (False, False)
-
-
-def test_parts_inherit_options():
-    run(inherited, 2, pg_options=baton.torch.Options(ordered=True, tune=False))
 
 
 def parts(rank, size):
@@ -467,9 +426,12 @@ def test_two_backends():
     run(mixed, 2)
     run(mixed, 2, backend="cpu:baton")
 
-def windows(rank, size):
+@at_ranks(2, 3)
+# Promise(torch): One-sided windows of torch put and signal; what makes no sense raises ValueError | Baton's windows, with
+#   the tensor kept as long as others may write to it
+def test_windows(rank, size):
     """One-sided windows: what is put is there behind its signal, and each wait takes one."""
-    if not baton_is_compiled():
+    if not compiled():
         assert not dist.distributed_c10d._supports_window()
         return
     new_window = dist.distributed_c10d._new_window
@@ -496,13 +458,6 @@ def windows(rank, size):
     window.signal(other, False)
     late.wait()
     dist.barrier()
-
-
-# Promise(torch): One-sided windows of torch put and signal; what makes no sense raises ValueError | Baton's windows, with
-#   the tensor kept as long as others may write to it
-def test_windows():
-    run(windows, 2)
-    run(windows, 3)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Groups whose members change (torch's enable_reconfigure), as torch's own contracts of fault tolerance describe them: over Baton,
-and over Gloo for how long it takes. The ranks meet at a store, by which they exchange handles."""
+"""Groups whose members change (torch's enable_reconfigure), as torch's own contracts of fault tolerance describe them. The ranks
+meet at a store, by which they exchange handles."""
 import datetime
 import os
-import statistics
 import sys
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -13,17 +11,16 @@ import torch.distributed as dist
 import ranks
 from ranks import raises, run
 
-SIZE = 3
 WITHIN = datetime.timedelta(seconds=30)
 
 
 class Member:
     """A process with a group that has no members yet."""
 
-    def __init__(self, rank, size, backend, path):
+    def __init__(self, rank, size, path):
         self.rank, self.size = rank, size
         self.store = dist.FileStore(path, size)
-        dist.init_process_group(backend, store=dist.PrefixStore("group", self.store), rank=rank, world_size=size,
+        dist.init_process_group("baton", store=dist.PrefixStore("group", self.store), rank=rank, world_size=size,
                                 enable_reconfigure=True, timeout=WITHIN)
         self.group = dist.distributed_c10d._get_default_group()
 
@@ -155,18 +152,13 @@ def as_a_set(me):
     me.sums()
 
 
-def one(rank, size, backend, contract, path):
-    me = Member(rank, size, backend, path)
+def one(rank, size, contract, path):
+    me = Member(rank, size, path)
     try:
         contract(me)
         me.meets("left")
     finally:
         dist.destroy_process_group()
-
-
-def over(name, contract):
-    with tempfile.TemporaryDirectory() as folder:
-        run(one, SIZE, name, contract, os.path.join(folder, "store"), backend=None)
 
 
 CONTRACTS = (basic, then_all_reduce, then_send_and_receive, shrink_last, shrink_middle, down_and_up, single_to_all, identity,
@@ -178,33 +170,13 @@ def test_contracts():
     failed = []
     for contract in CONTRACTS:
         try:
-            over("baton", contract)
+            with tempfile.TemporaryDirectory() as folder:
+                run(one, 3, contract, os.path.join(folder, "store"), backend=None)
             print(f"        {contract.__name__}", flush=True)
         except ranks.Failed as why:
             failed.append(contract.__name__)
             print(f"        {contract.__name__} FAILED: {why}", flush=True)
     assert not failed, f"{len(failed)} of {len(CONTRACTS)}: {failed}"
-
-
-def timed(rank, size, backend, path):
-    me = Member(rank, size, backend, path)
-    took = []
-    for uuid in range(1, 12):
-        handles = me.handles(ALL, f"t{uuid}")
-        me.meets(f"m{uuid}")
-        start = time.perf_counter()
-        dist._reconfigure(uuid, handles, timeout=WITHIN).wait()
-        took.append(time.perf_counter() - start)
-    me.meets("left")
-    dist.destroy_process_group()
-    return statistics.median(took[1:]) * 1000
-
-
-def test_time_of_a_change():
-    for name in ("gloo", "baton"):
-        with tempfile.TemporaryDirectory() as folder:
-            took = run(timed, SIZE, name, os.path.join(folder, "store"), backend=None)
-            print(f"        {name}: {max(took):.1f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ if torch.version.cuda is None or not torch.cuda.is_available():
     sys.exit(77)
 
 import baton.torch
-from ranks import main, run
+from ranks import at_ranks, main
 
 if baton.torch.implementation() != "cpp":
     print("skipped: there is no compiled backend here")
     sys.exit(77)
 
 
-def sums(rank, size):
+@at_ranks(2)
+def test_sums_are_ordered_with_the_stream(rank, size):
     torch.cuda.set_device(0)
     for count in (1, 1000, 4 << 20):
         one = torch.full((count,), rank + 1.0, device="cuda")
@@ -24,14 +25,10 @@ def sums(rank, size):
             made = one * 2  # on the stream, right before
             dist.all_reduce(made)
             assert (made / 2).eq(3).all().item()
-    return torch.cuda.get_device_name()
 
 
-def test_sums_are_ordered_with_the_stream():
-    print(run(sums, 2)[0])
-
-
-def streams(rank, size):
+@at_ranks(2)
+def test_streams_wait_and_threads_do_not(rank, size):
     torch.cuda.set_device(0)
     store = dist.distributed_c10d._get_default_store()
     dist.all_reduce(torch.ones(1000, device="cuda"))
@@ -54,11 +51,8 @@ def streams(rank, size):
     assert one.eq(2).all().item()
 
 
-def test_streams_wait_and_threads_do_not():
-    run(streams, 2)
-
-
-def trains(rank, size):
+@at_ranks(2)
+def test_ddp_gives_all_ranks_the_same_gradients(rank, size):
     torch.cuda.set_device(0)
     torch.manual_seed(1)
     model = torch.nn.Linear(64, 64).cuda()
@@ -72,11 +66,8 @@ def trains(rank, size):
         assert both[0].equal(both[1])
 
 
-def test_ddp_gives_all_ranks_the_same_gradients():
-    run(trains, 2)
-
-
-def beside_nccl(rank, size):
+@at_ranks(2, backend="cpu:baton,cuda:nccl" if torch.cuda.device_count() > 1 else "cpu:baton")
+def test_nccl_may_have_those_of_devices(rank, size):
     group = dist.new_group(backend="nccl") if torch.cuda.device_count() > 1 else None
     if group is not None:
         torch.cuda.set_device(rank)
@@ -86,10 +77,6 @@ def beside_nccl(rank, size):
     host = torch.ones(10)
     dist.all_reduce(host)
     assert host.eq(2).all()
-
-
-def test_nccl_may_have_those_of_devices():
-    run(beside_nccl, 2, backend="cpu:baton,cuda:nccl" if torch.cuda.device_count() > 1 else "cpu:baton")
 
 
 if __name__ == "__main__":

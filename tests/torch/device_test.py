@@ -27,7 +27,7 @@ ctypes.CDLL(str(FAKE / "libcuda.so.1"), ctypes.RTLD_GLOBAL)  # found by its name
 
 import baton.torch
 from baton.torch import _build
-from ranks import main, raises, run
+from ranks import Ranks, at_ranks, main, raises
 
 if baton.torch.implementation() != "cpp":
     print("skipped: there is no compiled backend here")
@@ -73,16 +73,19 @@ def device(values, dtype=torch.float32):
     return torch.tensor(values, dtype=dtype).to("fakecuda")
 
 
-def over(body, size=2):
-    def rank_main(rank, size):
+def over(body):
+    """Makes a test of what each of two ranks does."""
+    @at_ranks(2, backend=BACKEND)
+    def test(rank, size):
         body(rank, size)
         dist.barrier()
         assert fake.violations() == 0, f"{fake.violations()} things that a real driver would have punished"
 
-    run(rank_main, size, backend=BACKEND)
+    return test
 
 
-def moves_and_sums(rank, size):
+@over
+def test_every_call_moves_what_is_on_a_device(rank, size):
     for count in (1, 1000, 300_000):
         one = torch.full((count,), float(rank + 1)).to("fakecuda")
         all_in = one.clone()
@@ -120,11 +123,8 @@ def moves_and_sums(rank, size):
     assert small.cpu().item() == 3
 
 
-def test_every_call_moves_what_is_on_a_device():
-    over(moves_and_sums)
-
-
-def waits_for_no_rank(rank, size):
+@over
+def test_no_thread_waits_for_the_other_rank(rank, size):
     store = dist.distributed_c10d._get_default_store()
     one, made = device([5.0] * 1000), device([7.0 + rank] * 1000)
     out = torch.empty_like(one)
@@ -147,11 +147,8 @@ def waits_for_no_rank(rank, size):
     assert one.cpu().eq(30).all()
 
 
-def test_no_thread_waits_for_the_other_rank():
-    over(waits_for_no_rank)
-
-
-def other_streams(rank, size):
+@over
+def test_any_stream_may_wait(rank, size):
     """Begun on one stream, waited for on another, and once more on a third."""
     fake.use_stream(1)
     one = device([1.0 + rank] * 500)
@@ -167,11 +164,8 @@ def other_streams(rank, size):
     fake.use_stream(0)
 
 
-def test_any_stream_may_wait():
-    over(other_streams)
-
-
-def many(rank, size):
+@over
+def test_many_in_flight(rank, size):
     tensors = [device([float(i + rank)] * 50) for i in range(300)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in works:
@@ -184,11 +178,8 @@ def many(rank, size):
     assert tensors[1].cpu().eq(1).all()
 
 
-def test_many_in_flight():
-    over(many)
-
-
-def wrong(rank, size):
+@over
+def test_wrong_arguments_break_nothing(rank, size):
     one = device([1.0])
     raises(RuntimeError, lambda: dist.all_gather([torch.empty(1)] * 2, one), "on")
     dist.all_reduce(one)
@@ -197,10 +188,6 @@ def wrong(rank, size):
     objects = [None, None]
     dist.all_gather_object(objects, rank)
     assert objects == [0, 1]
-
-
-def test_wrong_arguments_break_nothing():
-    over(wrong)
 
 
 def dies(rank, size):
@@ -218,8 +205,6 @@ def dies(rank, size):
 
 
 def test_a_rank_that_dies_lets_the_stream_go():
-    from ranks import Ranks
-
     with Ranks(dies, 2, backend=BACKEND) as ranks:
         assert ranks.result(0) == "seen"
 
@@ -238,14 +223,11 @@ def trained(where, rank):
     return [weight.detach().cpu() for weight in net.parameters()]
 
 
-def trains(rank, size):
+@over
+# Promise(torch): DDP trains tensors of a device to the bits of the CPU's | buckets are summed on torch's backward threads and streams
+def test_ddp_trains_to_the_bits_of_the_cpu(rank, size):
     for ours, plain in zip(trained("fakecuda", rank), trained("cpu", rank)):
         assert ours.equal(plain), (ours, plain)
-
-
-# Promise(torch): DDP trains tensors of a device to the bits of the CPU's | buckets are summed on torch's backward threads and streams
-def test_ddp_trains_to_the_bits_of_the_cpu():
-    over(trains)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What a rank that is killed, stopped, late, or calls something else looks like at the others, and wrong use of a process."""
 import atexit
-import ctypes
 import datetime
 import gc
 import os
@@ -15,7 +14,7 @@ import torch.distributed as dist
 import baton.torch
 import ranks
 from baton.torch import _build
-from ranks import Failed, Ranks, raises, run
+from ranks import Ranks, at_ranks, compiled, raises, run
 
 SIZE, VICTIM = 4, 2
 
@@ -64,7 +63,8 @@ def test_stopped():
     print(f"        SIGSTOP: told {harmed(signal.SIGSTOP, 3) - 3:.2f} s after the deadline of 3 s")
 
 
-def late(rank, size, folder):
+@at_ranks(2, folder=True, timeout=1)
+def test_late(rank, size, folder):
     if rank == 0:
         await_file(folder, 1, "given-up")
         # What the others had sent may still be there for one call.
@@ -73,17 +73,13 @@ def late(rank, size, folder):
     # A wait has a timeout of its own, after which the call goes on.
     work = dist.all_reduce(torch.ones(2), async_op=True)
     raises(dist.DistBackendError, lambda: work.wait(datetime.timedelta(milliseconds=50)), "goes on")
-    assert not work.is_completed() or os.environ.get("BATON_TORCH") == "python"
+    assert not work.is_completed() or not compiled()
     raises(dist.DistBackendError, work.wait, "rank 0", "timeout")
     reports(folder, rank, "given-up")
 
 
-def test_late():
-    with tempfile.TemporaryDirectory() as folder:
-        run(late, 2, folder, timeout=1)
-
-
-def aborts(rank, size, folder):
+@at_ranks(3, folder=True)
+def test_abort(rank, size, folder):
     dist.barrier()
     if rank == 0:  # nothing is called here: the others wait until they abort
         for other in range(1, size):
@@ -99,12 +95,9 @@ def aborts(rank, size, folder):
     timer.join()
 
 
-def test_abort():
-    with tempfile.TemporaryDirectory() as folder:
-        run(aborts, 3, folder)
-
-
-def interrupted(rank, size, folder):
+@at_ranks(2, folder=True)
+# Promise(torch): Ctrl-C ends a wait, and the group goes on | SIGINT in a call that the other rank makes later
+def test_interrupted(rank, size, folder):
     """Ctrl-C ends a wait and not the call, whose memory stays although the program drops it."""
     dist.barrier()
     if rank == 1:
@@ -122,12 +115,6 @@ def interrupted(rank, size, folder):
         dist.all_reduce(tensor)
         assert tensor.eq(size).all()
     dist.barrier()
-
-
-# Promise(torch): Ctrl-C ends a wait, and the group goes on | SIGINT in a call that the other rank makes later
-def test_interrupted():
-    with tempfile.TemporaryDirectory() as folder:
-        run(interrupted, 2, folder)
 
 
 def dies_with_a_group(rank, size):
@@ -175,11 +162,12 @@ def destroys_while_waiting(rank, size):
 
 
 def test_destroyed_while_waiting():
-    if os.environ.get("BATON_TORCH") == "python":  # the compiled one destroys a group when its last call has ended
+    if not compiled():  # the compiled one destroys a group when its last call has ended
         run(destroys_while_waiting, 2)
 
 
-def forks(rank, size):
+@at_ranks(2)
+def test_fork_after_init(rank, size):
     dist.barrier()
     read, write = os.pipe()
     child = os.fork()
@@ -193,16 +181,12 @@ def forks(rank, size):
         os._exit(0)
     os.waitpid(child, 0)
     said = os.read(read, 4096).decode()
+    assert "fork" in said, said
     dist.barrier()  # the parent's is as it was
-    return said
 
 
-def test_fork_after_init():
-    for said in run(forks, 2):
-        assert "fork" in said, said
-
-
-def forks_and_ends(rank, size):
+@at_ranks(2)
+def test_fork_ends(rank, size):
     """A child that ends as an interpreter does, after its parent's callbacks have run."""
     dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda _: None).wait()
     child = os.fork()
@@ -215,55 +199,39 @@ def forks_and_ends(rank, size):
     if ended[0] == 0:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    assert ended[0] and os.waitstatus_to_exitcode(ended[1]) == 3, ended
     dist.barrier()
-    return os.waitstatus_to_exitcode(ended[1]) if ended[0] else "it hangs"
 
 
-def test_fork_ends():
-    assert run(forks_and_ends, 2) == [3, 3]
-
-
-def alone(rank, size, folder):
+@at_ranks(1, folder=True, backend=None)
+def test_ranks_that_do_not_come(rank, size, folder):
     raises(dist.DistStoreError,
            lambda: dist.init_process_group("baton", init_method=f"file://{folder}/store", rank=0, world_size=3,
                                            timeout=datetime.timedelta(seconds=1)), "[1, 2]", "timeout after 1000ms")
 
 
-def comes_again(rank, size, store):
+@at_ranks(2, folder=True, backend=None)
+def test_groups_one_after_the_other_in_a_store(rank, size, folder):
     """A group, and another, in one store: a rank that comes first does not take what the first group left."""
     for turn in range(4):
         if rank == turn % size:
             time.sleep(0.05)
         within = datetime.timedelta(seconds=20)
-        dist.init_process_group("baton", store=store(rank), rank=rank, world_size=size, timeout=within)
+        store = dist.FileStore(f"{folder}/store", size)
+        dist.init_process_group("baton", store=store, rank=rank, world_size=size, timeout=within)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [size] * 2
         dist.destroy_process_group()
 
 
-def test_groups_one_after_the_other_in_a_store():
-    with tempfile.TemporaryDirectory() as folder:
-        run(comes_again, 2, lambda rank: dist.FileStore(f"{folder}/store", 2), backend=None)
-
-
-def differ(rank, size, folder):
+@at_ranks(3, if_compiled=True, folder=True, backend=None)
+def test_ranks_with_different_backends(rank, size, folder):
     os.environ["BATON_TORCH"] = "python" if rank else "cpp"
     baton.torch._chosen = None
     place = f"file://{folder}/store"
     raises(RuntimeError, lambda: dist.init_process_group("baton", init_method=place, rank=rank, world_size=size),
            "ranks [0] have the compiled backend", "ranks [1, 2]")
-
-
-def test_ranks_with_different_backends():
-    if os.environ.get("BATON_TORCH") != "python":
-        with tempfile.TemporaryDirectory() as folder:
-            run(differ, 3, folder, backend=None)
-
-
-def test_ranks_that_do_not_come():
-    with tempfile.TemporaryDirectory() as folder:
-        run(alone, 1, folder, backend=None)
 
 
 def cannot_build(*words):
@@ -273,7 +241,7 @@ def cannot_build(*words):
 def test_building():
     before = dict(os.environ)
     try:
-        if os.environ.get("BATON_TORCH") != "python":
+        if compiled():
             found, path = _build.find(), os.environ["PATH"]
             os.environ.update(PATH="", CXX="no-such-compiler")
             assert _build.find() == found  # it needs no compiler

@@ -93,6 +93,22 @@ def run(function, size, *arguments, **options):
         return [ranks.result(rank) for rank in range(size)]
 
 
+def compiled():
+    """Whether it is not the backend in Python."""
+    return os.environ.get("BATON_TORCH") != "python"
+
+
+def at_ranks(*sizes, if_compiled=False, folder=False, **options):
+    """Makes a test of what each rank does: body(rank, size), and the name of a folder that they share, at each of these sizes."""
+    def test_of(body):
+        def test():
+            for size in sizes if compiled() or not if_compiled else ():
+                with tempfile.TemporaryDirectory() as shared:
+                    run(body, size, *([shared] if folder else []), **options)
+        return test
+    return test_of
+
+
 def raises(kind, call, *words):
     """Asserts that call() raises `kind` with these words in its text; returns the text."""
     try:

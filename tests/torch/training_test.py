@@ -5,7 +5,6 @@ import os
 import tempfile
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -55,12 +54,17 @@ def zero(rank, size):
     return train(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01), rank)
 
 
-def fsdp(rank, size, folder):
+def sharded(size):
     net = model()
     mesh = init_device_mesh("cpu", (size,))
     for layer in net:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
+    return net
+
+
+def fsdp(rank, size, folder=None):
+    net = sharded(size)
     losses = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), rank)
     if folder:
         checkpoint.save({"net": net.state_dict()}, checkpoint_id=folder)
@@ -68,11 +72,7 @@ def fsdp(rank, size, folder):
 
 
 def loaded(rank, size, folder):
-    net = model()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in net:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
+    net = sharded(size)
     state = {"net": net.state_dict()}
     checkpoint.load(state, checkpoint_id=folder)
     net.load_state_dict(state["net"])
@@ -130,27 +130,10 @@ def test_ddp():
         both(ddp, 2, hook)
 
 
-def test_zero():
-    both(zero, 2)
-
-
-def test_fsdp():
-    for size in (2, 4):
-        both(fsdp, size, None)
-
-
-def test_tensor_parallel():
-    for size in (2, 4):
-        both(tensor_parallel, size)
-
-
-def test_mesh_of_two():
-    both(mesh_of_two, 4)
-
-
-def test_pipeline():
-    for size in (2, 4):
-        both(pipeline, size)
+def test_others():
+    for function, sizes in ((zero, [2]), (fsdp, [2, 4]), (tensor_parallel, [2, 4]), (mesh_of_two, [4]), (pipeline, [2, 4])):
+        for size in sizes:
+            both(function, size)
 
 
 def test_checkpoint_for_other_ranks():

@@ -12,7 +12,7 @@ import torch.distributed as dist  # noqa: E402
 
 import baton.torch  # noqa: E402
 import ranks  # noqa: E402
-from ranks import raises, run  # noqa: E402
+from ranks import at_ranks, raises, run  # noqa: E402
 
 WITHIN = datetime.timedelta(seconds=20)
 
@@ -136,7 +136,11 @@ def held():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), shared
 
 
-def calls_wrongly(rank, size):
+@at_ranks(2)
+# Promise(torch): a group that is destroyed leaves no descriptor and no thread | after calls and futures, and after what fails
+# Promise(torch): Wrong calls raise at every rank, other groups go on, and no descriptor, thread or shared mapping stays | a table, each
+#   row eight times beside a group of Gloo
+def test_calling(rank, size):
     other = dist.new_group(backend="gloo")  # two backends in one process
     for what, wrong in CALLING.items():
         def once():
@@ -157,22 +161,12 @@ def calls_wrongly(rank, size):
         dist.barrier(other)
 
 
-# Promise(torch): a group that is destroyed leaves no descriptor and no thread | after calls and futures, and after what fails
-# Promise(torch): Wrong calls raise at every rank, other groups go on, and no descriptor, thread or shared mapping stays | a table, each
-#   row eight times beside a group of Gloo
-def test_calling():
-    run(calls_wrongly, 2)
-
-
-def does_not_come(rank, size):
+@at_ranks(2)
+def test_ranks_that_do_not_come_to_a_part(rank, size):
     if rank == 0:
         within = datetime.timedelta(milliseconds=300)
         raises(dist.DistBackendError, lambda: dist.new_group(timeout=within), "rank 1", "in 0.3 s")
     dist.barrier()
-
-
-def test_ranks_that_do_not_come_to_a_part():
-    run(does_not_come, 2)
 
 
 if __name__ == "__main__":
