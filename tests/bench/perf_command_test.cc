@@ -128,7 +128,7 @@ TEST_F(PerfServer, AClientSaysThatTheServerHasGone) {
 TEST_F(PerfServer, OutlivesGarbage) {
   for (const std::string& garbage :
        {std::string(), std::string("GET / HTTP/1.0\r\n\r\n"), std::string(10000, '\xff')}) {
-    const int fd = tcp::RawPeer::dial(where_);
+    const int fd = net::dial(where_);
     [[maybe_unused]] const ssize_t put =
         send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     close(fd);

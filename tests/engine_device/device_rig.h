@@ -3,7 +3,7 @@
 
 #include "engine/device/device_model.h"
 #include "tests/engine_model/test_model.h"
-#include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/clean_driver.h"
 #include "tests/test.h"
 
 namespace baton::engine::device {
