@@ -19,7 +19,9 @@
 #include "absl/types/span.h"
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
+#include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_session.h"
+#include "transport/worker.h"
 
 struct baton_agent {
   std::unique_ptr<baton::kvtransfer::Agent> agent;
@@ -201,5 +203,30 @@ absl::Status give_id(Make&& make, uint64_t* out) {
 inline Time timeout_of(int64_t nanoseconds) {
   return nanoseconds < 0 ? kNever : Time(std::chrono::nanoseconds(nanoseconds));
 }
+
+}  // namespace baton::capi
+
+// baton_kv_layout, defined: a layout and where its buffers lie.
+
+struct baton_kv_layout {
+  baton::kvtransfer::KvPlacement cache;
+};
+
+// Converts the worker options of agents and connectors from C to C++.
+
+namespace baton::capi {
+
+// NULL or 0: the default.
+struct WorkerWords {
+  const char* providers;  // with commas between
+  const char* require;
+  const char* key_file;
+  const char* listen_host;
+  uint16_t listen_port;
+  uint32_t max_transfers;
+  const char* settings;  // likewise
+  const char* advertise;
+};
+absl::StatusOr<WorkerOptions> worker_options(const WorkerWords& from);
 
 }  // namespace baton::capi

@@ -3,7 +3,6 @@
 
 #include "absl/strings/str_split.h"
 #include "capi/agent_handle.h"
-#include "capi/worker_options.h"
 #include "transport/base/limits/memory_left.h"
 #include "transport/base/limits/refusals.h"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "capi/agent_handle.h"
 #include "capi/comm_handle.h"
-#include "capi/worker_options.h"
 #include "collectives/launch.h"
 
 using namespace baton::capi;

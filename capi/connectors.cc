@@ -14,8 +14,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "capi/agent_handle.h"
-#include "capi/kv_handle.h"
-#include "capi/worker_options.h"
 #include "kvtransfer/baton_connector.h"
 #include "transport/base/durations.h"
 #include "transport/base/limits/event_fd.h"

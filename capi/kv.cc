@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "capi/agent_handle.h"
-#include "capi/kv_handle.h"
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_packing.h"
 

@@ -11,6 +11,7 @@
 
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
+#include "tests/std.h"
 #include "tests/test.h"
 #include "transport/clock.h"
 
@@ -89,6 +90,16 @@ std::string state_of(const Worker& worker, Peer peer, const std::string& name) {
   out << state_of(worker.stats(), name) << worker.peer_status(peer) << ", " << worker.explain(peer)
       << "; ";
   return out.str();
+}
+
+// Whether a thread of this process waits for something: for tests of who waits for whom.
+
+// `thread`: what gettid() says in it.
+inline bool sleeps(pid_t thread) {
+  std::string stat;
+  std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat"), stat);
+  const size_t name_end = stat.rfind(") ");
+  return name_end != std::string::npos && stat[name_end + 2] == 'S';
 }
 
 }  // namespace baton

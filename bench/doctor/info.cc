@@ -10,7 +10,6 @@
 #include "absl/strings/str_join.h"
 #include "bench/report/report.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "gpudirect/facts.h"
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "bench/baselines/plain_sockets.h"
-#include "bench/report/pattern.h"
+#include "bench/report/bench_memory.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::bench {

@@ -12,7 +12,6 @@
 #include "bench/kv/workload.h"
 #include "bench/report/bench_memory.h"
 #include "bench/report/dialogue.h"
-#include "bench/report/pattern.h"
 
 namespace baton::bench {
 namespace {

@@ -18,9 +18,8 @@
 #include "bench/report/report.h"
 #include "collectives/experts.h"
 #include "collectives/launch.h"
-#include "collectives/reduce/weighted.h"
+#include "collectives/reduce/reduce.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "transport/base/quantile.h"
 
 namespace baton::bench {

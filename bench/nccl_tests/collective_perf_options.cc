@@ -14,7 +14,6 @@
 #include "absl/strings/str_join.h"
 #include "bench/report/bench_memory.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 
 namespace baton::bench {

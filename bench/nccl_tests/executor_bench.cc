@@ -10,7 +10,6 @@
 #include "bench/report/report.h"
 #include "collectives/executor/executor.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 
 namespace baton::bench {
 namespace {

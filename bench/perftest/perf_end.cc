@@ -8,8 +8,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
+#include "bench/report/bench_memory.h"
 #include "bench/report/dialogue.h"
-#include "bench/report/pattern.h"
 
 namespace baton::bench {
 namespace {

@@ -12,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "bench/report/dialogue.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "transport/provider.h"
 

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "collectives/executor/call.h"
-#include "collectives/executor/segments.h"
+#include "collectives/executor/geometry.h"
 
 namespace baton::collectives::executor {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "collectives/executor/segments.h"
+#include "collectives/executor/geometry.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
 

@@ -1,7 +1,7 @@
 // Sizes and places in the windows of an Experts.
 #include "collectives/experts/geometry.h"
 
-#include "collectives/reduce/weighted.h"
+#include "collectives/reduce/reduce.h"
 
 namespace baton::collectives::experts {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "collectives/reduce/weighted.h"
+#include "collectives/reduce/reduce.h"
 #include "transport/base/durations.h"
 #include "transport/internal/device_memory.h"
 

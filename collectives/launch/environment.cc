@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "collectives/launch/pmi.h"
 #include "collectives/rendezvous.h"
 
 namespace baton::launch {

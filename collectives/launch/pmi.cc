@@ -1,5 +1,5 @@
 // PMI-1 from a rank's side: init, put, barrier, get, finalize; a line each way.
-#include "collectives/launch/pmi.h"
+#include "collectives/launch/environment.h"
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -11,7 +11,6 @@
 #include "transport/base/durations.h"
 #include "transport/clock.h"
 #include "transport/net/acceptor.h"
-#include "transport/net/admission.h"
 #include "transport/net/interfaces.h"
 #include "transport/net/link.h"
 #include "transport/net/message_stream.h"

@@ -1,5 +1,5 @@
 // Weighted sums and scaled 8-bit rows, over the lanes of reduce-inl.h.
-#include "collectives/reduce/weighted.h"
+#include "collectives/reduce/reduce.h"
 
 #include <algorithm>
 #include <cmath>

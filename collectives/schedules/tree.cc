@@ -3,9 +3,11 @@
 //
 // Virtual rank 0 is the root and has one child. The others form an in-order binary tree: a number
 // with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.
+
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
+
 namespace {
 
 // The numbers 1..n-1 of the second tree are those of the first, backwards if that makes even odd
@@ -66,6 +68,41 @@ void write_tree(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
     default:
       break;
   }
+}
+
+Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
+  Branch branch{.root = rank == root, .parent = root, .ranks = {rank, 1}, .children = {}};
+  if (!branch.root) return branch;
+  branch.ranks.count = ranks;
+  for (uint32_t i = 1; i < ranks; ++i) {
+    const uint32_t child = (root + i) % ranks;
+    branch.children.push_back({child, {child, 1}});
+  }
+  return branch;
+}
+
+void broadcast_down(Writer& w, const Branch& branch, Place source) {
+  if (!branch.root) {
+    source = output(0);
+    w.receive(branch.parent, source);
+  }
+  // The children are in the order in which their data comes up: the one that needs longest last.
+  for (auto child = branch.children.rbegin(); child != branch.children.rend(); ++child) {
+    w.send(child->rank, source);
+  }
+  w.copy(output(0), source);
+}
+
+void reduce_up(Writer& w, const Branch& branch, bool use_output) {
+  const Place sum = branch.root || use_output ? output(0) : scratch(0);
+  Place own = input(0);
+  for (const Branch::Child& child : branch.children) {
+    w.receive_reduce(child.rank, sum, own, 1, branch.root && &child == &branch.children.back());
+    own = sum;
+  }
+  if (branch.root) return;
+  if (own.buffer == BufferName::kScratch) w.need_scratch(1);
+  w.send(branch.parent, own);
 }
 
 }  // namespace baton::collectives::schedules

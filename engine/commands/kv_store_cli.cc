@@ -10,7 +10,6 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "kvtransfer/store/kv_store.h"
 #include "kvtransfer/store/lm_server.h"

@@ -18,7 +18,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/commands/serve_flags.h"
 #include "engine/device/device_model.h"
 #include "engine/device/gpu.h"

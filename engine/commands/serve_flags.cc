@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/device/gpu.h"
 #include "engine/http/http_fetch.h"

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collectives/rendezvous.h"
-#include "engine/command_line/values.h"
+#include "engine/command_line/command_line.h"
 #include "engine/files/files.h"
 #include "engine/model/config.h"
 #include "engine/model/shard.h"

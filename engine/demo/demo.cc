@@ -18,7 +18,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/demo/demo_process.h"
 #include "engine/demo/demo_report.h"

@@ -23,16 +23,49 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/device/device_weights.h"
 #include "engine/device/gpu.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/config.h"
 #include "engine/model/model_runner.h"
 #include "gpudirect/blas/gpu_gemm.h"
+#include "gpudirect/launcher.h"
 #include "gpudirect/layer_tickets.h"
-#include "gpudirect/stream_graph.h"
 
 namespace baton::engine::device {
+
+// A checkpoint's weights in the memory of a device, as files have them: [out][in] in bf16, norms
+// and biases in fp32.
+
+// Addresses of the device; null where the model has no such weight.
+struct DeviceLayer {
+  const float* input_norm = nullptr;  // [d]
+  const uint16_t* query = nullptr;    // [H * head_dim][d]
+  const uint16_t* key = nullptr;      // [KV * head_dim][d]
+  const uint16_t* value = nullptr;    // the same
+  const uint16_t* output = nullptr;   // [d][H * head_dim]
+  const float* post_norm = nullptr;   // [d]
+  const uint16_t* gate_up = nullptr;  // [2 F][d]: the gate, then up
+  const uint16_t* down = nullptr;     // [d][F]
+  const float* query_bias = nullptr;
+  const float* key_bias = nullptr;
+  const float* value_bias = nullptr;
+  const float* output_bias = nullptr;
+  const float* gate_up_bias = nullptr;
+  const float* down_bias = nullptr;
+  const float* query_norm = nullptr;  // [head_dim]
+  const float* key_norm = nullptr;
+};
+
+struct DeviceWeights {
+  const uint16_t* embedding = nullptr;  // [V][d]
+  std::vector<DeviceLayer> layers;
+  const float* final_norm = nullptr;
+  const uint16_t* lm_head = nullptr;  // [V][d]
+  std::unique_ptr<gpudirect::DeviceSlab> memory;
+
+  // Uploads all. Unimplemented: experts. ResourceExhausted: the device has not so much memory.
+  static absl::StatusOr<DeviceWeights> upload(Gpu& gpu, const Checkpoint& checkpoint);
+};
 
 // Steps that come again and again, each recorded once as a CUDA graph: a step of decoding is
 // hundreds of small kernels, and a launch of its graph is one call.

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/handoff/block_converter.h"
+#include "engine/handoff/foreign_layout.h"
 
 namespace baton::engine::handoff {
 

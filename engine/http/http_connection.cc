@@ -20,7 +20,6 @@
 #include "engine/files/utf8.h"
 #include "engine/http/openai/openai_reply.h"
 #include "transport/base/limits/memory_left.h"
-#include "transport/base/limits/promised_memory.h"
 
 namespace baton::engine::http {
 namespace {

@@ -10,11 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/completion.h"
+#include "engine/http/event_loop.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
-#include "engine/http/task_thread.h"
 #include "engine/serve/metrics.h"
 #include "engine/serve/prometheus_text.h"
 

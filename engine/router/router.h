@@ -33,7 +33,7 @@ struct RouterOptions {
   // URLs.
   std::vector<std::string> prefill;  // none: decode workers compute prompts themselves
   std::vector<std::string> decode;   // at least one
-  // A file that lists them instead (engine/router/worker_list.h). It is looked at every
+  // A file that lists them instead (engine/router/workers.h). It is looked at every
   // health_interval: workers that are new are asked how they are and used, those that are gone get
   // nothing new and end what they have. A file that is wrong changes nothing, and is described in
   // the log.

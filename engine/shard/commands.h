@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "kvtransfer/kv_connector.h"
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/base/fields.h"
 #include "transport/clock.h"

@@ -16,7 +16,6 @@
 #include "engine/shard/kv_follower.h"
 #include "engine/shard/leader.h"
 #include "engine/shard/limits.h"
-#include "engine/shard/tier_follower.h"
 
 namespace baton::engine::shard {
 

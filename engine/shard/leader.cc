@@ -6,7 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 
 namespace baton::engine::shard {
 namespace {

@@ -11,7 +11,7 @@
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/model_runner.h"
-#include "transport/base/limits/cache_memory.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine::shard {
 

@@ -30,7 +30,7 @@
 #include "engine/model/shard.h"
 #include "engine/shard/leader.h"
 #include "engine/shard/loads.h"
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/clock.h"
 

@@ -14,7 +14,6 @@
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
 #include "engine/command_line/command_line.h"
-#include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/files/files.h"
 #include "engine/train/corpus.h"

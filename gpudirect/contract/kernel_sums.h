@@ -17,7 +17,6 @@
 
 #include "gpudirect/contract/stream_slot.h"
 #include "gpudirect/copies/planner.h"
-#include "gpudirect/copies/sum_costs.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/registered_pages.h"

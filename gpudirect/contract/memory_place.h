@@ -10,8 +10,9 @@
 
 #include "gpudirect/contract/ipc_handles.h"
 #include "gpudirect/contract/staging.h"
-#include "gpudirect/copies/sum_costs.h"
+#include "gpudirect/copies/planner.h"
 #include "gpudirect/device.h"
+#include "gpudirect/device_memory.h"
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
 #include "transport/internal/device_memory.h"
@@ -96,6 +97,31 @@ class CudaMemory final : public internal::DeviceMemory {
   mutable std::mutex mutex_;
   mutable std::map<int, Opened> devices_;
   mutable IpcHandles handles_;  // ends before the devices
+};
+
+// A slab of a device as a buffer that the host fills and looks at: benchmarks and tests of programs
+// that have no framework.
+
+// Not thread-safe. The device outlives it.
+class SlabBuffer final : public internal::DeviceBuffer {
+ public:
+  // InvalidArgument for no bytes; ResourceExhausted, or the driver's words, where there is no such
+  // memory. Pins up to 8 MiB of the host's memory for the copies.
+  static absl::StatusOr<std::unique_ptr<SlabBuffer>> create(const Device& device, size_t bytes);
+
+  std::byte* data() const override;
+  size_t size() const override { return slab_->span().size; }
+  absl::Status put(size_t offset, absl::Span<const std::byte> bytes) override;
+  absl::Status get(size_t offset, absl::Span<std::byte> bytes) override;
+
+ private:
+  SlabBuffer(std::unique_ptr<DeviceSlab> slab, std::unique_ptr<internal::StagingRing> ring)
+      : slab_(std::move(slab)), ring_(std::move(ring)) {}
+  absl::Status check(size_t offset, size_t bytes) const;
+  absl::Status copy(internal::CopyDirection direction, size_t offset, size_t bytes);
+
+  std::unique_ptr<DeviceSlab> slab_;
+  std::unique_ptr<internal::StagingRing> ring_;
 };
 
 }  // namespace baton::gpudirect

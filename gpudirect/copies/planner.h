@@ -15,8 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "gpudirect/cuda_types.h"
+#include "gpudirect/device.h"
+#include "gpudirect/kernels/arguments.h"
+#include "gpudirect/launcher.h"
 
 namespace baton::gpudirect {
 
@@ -111,5 +115,22 @@ CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape
 // "512 pieces, 2097152 bytes, to host: packed 60.1 us, batch 210.0 us, single 402.5 us"; the
 // cheapest first.
 std::string explain(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways);
+
+// The costs of combining vectors by the kernel on a device, for each element type.
+
+// In nanoseconds.
+struct SumCosts {
+  std::array<double, kernels::kSumElements> start{};  // of one launch, until its end is seen
+  std::array<double, kernels::kSumElements> byte{};   // for each byte of every source
+  double host_copy = 0;                               // by the CPU, for each byte
+};
+
+// Blocks that suit vectors of so many bytes.
+constexpr uint64_t sum_blocks(size_t bytes) { return bytes / 16 / 256 + 1; }
+
+// By trying, in some milliseconds of the device's time: two vectors of `bytes`, the shortest of
+// some tries. Blocks.
+absl::StatusOr<SumCosts> measure_sums(const Device& device, const Launcher& launcher,
+                                      size_t bytes = 4 << 20, int tries = 3);
 
 }  // namespace baton::gpudirect

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_memory_kind.h"
-#include "kvtransfer/internal/agent_pairs.h"
+#include "kvtransfer/internal/agent_plan.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
 #include "kvtransfer/plans/kv_boxes.h"
-#include "kvtransfer/plans/kv_numbers.h"
+#include "kvtransfer/plans/kv_extents.h"
 #include "kvtransfer/plans/kv_sides.h"
 
 namespace baton::kvtransfer {

@@ -8,7 +8,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
-#include "kvtransfer/internal/agent_pairs.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/plans/kv_numbers.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -37,5 +38,19 @@ bool shares_bytes(const KvSteps& first, const KvSteps& second, uint64_t distance
 // they hand out its blocks together. InvalidArgument names both; or so many lie interleaved that to
 // look at all would take long, which it must not with a layout that a peer has sent.
 absl::Status check_overlaps(const KvLayout& layout, absl::Span<const uint64_t> addresses);
+
+// Sizes that stick at the largest number instead of wrapping: for numbers that a peer chose.
+
+inline constexpr uint64_t kTooMuch = std::numeric_limits<uint64_t>::max();
+
+inline uint64_t saturating_add(uint64_t a, uint64_t b) {
+  uint64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? kTooMuch : sum;
+}
+
+inline uint64_t saturating_mul(uint64_t a, uint64_t b) {
+  uint64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? kTooMuch : product;
+}
 
 }  // namespace baton::kvtransfer

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/plans/kv_numbers.h"
+#include "kvtransfer/plans/kv_extents.h"
 
 namespace baton::kvtransfer {
 namespace {

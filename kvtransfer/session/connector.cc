@@ -18,7 +18,7 @@
 #include "kvtransfer/session/core.h"
 #include "kvtransfer/session/direct_mover.h"
 #include "transport/address.h"
-#include "transport/base/limits/cache_memory.h"
+#include "transport/base/limits/memory_left.h"
 #include "transport/base/threads/forks.h"
 #include "transport/net/endpoint.h"
 

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 #include "transport/base/free_ranges.h"
 #include "transport/clock.h"
 

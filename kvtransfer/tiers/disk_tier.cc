@@ -4,20 +4,22 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/tiers/tier_record.h"
 #include "transport/base/limits/refusals.h"
 
 namespace baton::kvtransfer::tiers {
+
 namespace {
 
 // A process that has just been killed may have the file for a moment longer.
@@ -229,6 +231,61 @@ uint64_t DiskTier::corrupt() const {
 std::string DiskTier::explain() const {
   return absl::StrCat(slots_.size(), " records of ", options_.shape.record_bytes(), " bytes in ",
                       options_.directory, direct_ ? "" : "; this file system has no O_DIRECT");
+}
+
+FileReader::FileReader(int fd, size_t largest_read) : fd_(fd) {
+  const size_t bytes = (largest_read + kPage - 1) / kPage * kPage;
+  for (size_t i = 0; i < kThreads; ++i) {
+    AlignedBytes buffer = aligned_bytes(bytes);
+    if (buffer == nullptr) break;
+    try {
+      threads_.emplace_back([this, memory = std::move(buffer)] { work(memory.get()); });
+    } catch (const std::system_error&) {
+      break;
+    }
+  }
+}
+
+FileReader::~FileReader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void FileReader::read(std::span<const FileRead> reads, const Done& done) {
+  std::unique_lock lock(mutex_);
+  reads_ = reads;
+  done_ = &done;
+  next_ = ended_ = 0;
+  work_.notify_all();
+  all_ended_.wait(lock, [this] { return ended_ == reads_.size(); });
+  reads_ = {};
+}
+
+void FileReader::work(std::byte* memory) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return stop_ || next_ < reads_.size(); });
+    if (stop_) return;
+    const size_t number = next_++;
+    const FileRead read = reads_[number];
+    const Done& done = *done_;
+    lock.unlock();
+    done(number, {memory, read_whole(read, memory) ? read.bytes : 0});
+    lock.lock();
+    if (++ended_ == reads_.size()) all_ended_.notify_all();
+  }
+}
+
+bool FileReader::read_whole(const FileRead& read, std::byte* memory) const {
+  ssize_t count = 0;
+  do {
+    count = pread(fd_, memory, read.bytes, static_cast<off_t>(read.offset));
+  } while (count < 0 && errno == EINTR);
+  return count >= 0 && static_cast<size_t>(count) == read.bytes;
 }
 
 }  // namespace baton::kvtransfer::tiers

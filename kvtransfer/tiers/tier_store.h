@@ -28,7 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvtransfer/tiers/peer_tier.h"
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 #include "transport/clock.h"
 
 namespace baton::kvtransfer::tiers {

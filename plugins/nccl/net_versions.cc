@@ -1,8 +1,11 @@
 // ncclNetPlugin_v8 to v12: what NCCL looks for, newest first. Thin views of the net door.
+
 #include "plugins/nccl/abi_net.h"
 #include "plugins/nccl/net.h"
+#include "plugins/nccl/plugin.h"
 
 namespace baton::nccl {
+
 namespace {
 
 // NCCL passes this `*request` to irecv if the receiver polls the data itself (LL, LL128) and needs
@@ -186,5 +189,37 @@ extern "C" const NetV10 ncclNetPlugin_v10 = with_common(NetV10{.init = init_v10,
                                                                .receive = receive_v10});
 extern "C" const NetV11 ncclNetPlugin_v11 = since_v11(NetV11{.properties = properties_v11});
 extern "C" const NetV12 ncclNetPlugin_v12 = since_v11(NetV12{.properties = properties_v12});
+
+namespace {
+
+Result init_reductions(Logger log) {
+  Plugin::get().set_logger(log);
+  return Result::kSuccess;
+}
+Result init_reductions_v11(void** context, uint64_t /*communicator*/, Logger log) {
+  if (context != nullptr) *context = nullptr;
+  return init_reductions(log);
+}
+Result no_devices(int* count) {
+  if (count == nullptr) return Result::kInvalidArgument;
+  *count = 0;
+  return Result::kSuccess;
+}
+Result finalize_reductions(void* /*context*/) { return Result::kSuccess; }
+
+constexpr CollNetV9 kV9{.name = kPluginName, .init = init_reductions, .devices = no_devices};
+constexpr CollNetV11 kV11{.name = kPluginName,
+                          .init = init_reductions_v11,
+                          .devices = no_devices,
+                          .finalize = finalize_reductions};
+
+}  // namespace
+
+extern "C" const CollNetV8 ncclCollNetPlugin_v8 = {
+    .name = kPluginName, .init = init_reductions, .devices = no_devices};
+extern "C" const CollNetV9 ncclCollNetPlugin_v9 = kV9;
+extern "C" const CollNetV9 ncclCollNetPlugin_v10 = kV9;
+extern "C" const CollNetV11 ncclCollNetPlugin_v11 = kV11;
+extern "C" const CollNetV11 ncclCollNetPlugin_v12 = kV11;
 
 }  // namespace baton::nccl

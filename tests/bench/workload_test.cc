@@ -1,7 +1,7 @@
 // Workloads: the layouts that both sides derive, and the pattern that proves their bytes.
 #include "bench/kv/workload.h"
 
-#include "bench/report/pattern.h"
+#include "bench/report/bench_memory.h"
 #include "tests/test.h"
 
 namespace baton::bench {

@@ -1,9 +1,11 @@
 // Groups over every provider that this machine has, the fake verbs among them.
 #pragma once
 
+#include "collectives/window.h"
 #include "tests/communicator/group.h"
 #include "tests/conformance/harness.h"
 #include "tests/fails_with.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 
 namespace baton {
@@ -34,5 +36,16 @@ class OverProviders : public testing::TestWithParam<std::string> {
  private:
   std::unique_ptr<Surroundings> verbs_;
 };
+
+// What tests of windows do again and again.
+
+inline absl::Status ended(Communicator& comm, const absl::StatusOr<Work>& work) {
+  return work.ok() ? comm.wait(*work) : work.status();
+}
+inline std::unique_ptr<Window> window_of(Communicator& comm, size_t bytes, uint32_t signals = 1) {
+  auto window = Window::allocate(comm, bytes, {.signals = signals});
+  EXPECT_TRUE(window.ok()) << "rank " << comm.rank() << ": " << window.status();
+  return window.ok() ? *std::move(window) : nullptr;
+}
 
 }  // namespace baton

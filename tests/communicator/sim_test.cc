@@ -1,11 +1,14 @@
 // Calls over the simulated fabric, in virtual time: two rails between any two ranks, with loss,
 // repetition, overtaking and rails that go down, and the right bytes at the end.
+
 #include "collectives/schedules/schedule.h"
 #include "tests/communicator/message_plan.h"
 #include "tests/communicator/sim_nodes.h"
+#include "tests/communicator/windows_litmus.h"
 #include "tests/sanitized.h"
 
 namespace baton {
+
 namespace {
 
 using std::chrono::milliseconds;
@@ -141,5 +144,21 @@ TEST(SimCalls, RandomSendsAndReceivesGiveWhatAModelSaysOnABadFabric) {
   }
 }
 
+// Promise(collectives): A signal is never seen before a byte of an earlier put of that rank to that
+//   target | random puts and signals over a network that loses, repeats and overtakes, in virtual
+//   time
+TEST(SimWindows, NoSignalOvertakesAPut) { signals_of<Litmus>(Signals::kCounters, 20); }
+
+// Promise(collectives): A word is never added to before a byte of an earlier put of that rank to
+//   that target with that tag is there | the same with put_add(); signals that need not wait are
+//   seen early there
+TEST(SimWindows, NoWordOvertakesAPut) { signals_of<Litmus>(Signals::kWords, 20); }
+
+// The order of the two tests above is not the network's: without it the same litmus notices.
+TEST(SimWindows, WordsThatNeedNotWaitOvertake) {
+  EXPECT_GT(signals_of<Litmus>(Signals::kWeakWords, 5).early, 0u);
+}
+
 }  // namespace
+
 }  // namespace baton

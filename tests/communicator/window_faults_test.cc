@@ -8,7 +8,6 @@
 #include "tests/captured_log.h"
 #include "tests/communicator/endpoints.h"
 #include "tests/communicator/over_providers.h"
-#include "tests/communicator/windows.h"
 #include "tests/manual_clock.h"
 #include "tests/test.h"
 #include "tests/until.h"

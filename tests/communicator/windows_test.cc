@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "tests/communicator/over_providers.h"
-#include "tests/communicator/windows.h"
 #include "tests/test.h"
 #include "tests/until.h"
 

@@ -1,5 +1,5 @@
 // Blocks of other makes against a plain re-order, for random shapes.
-#include "engine/handoff/block_converter.h"
+#include "engine/handoff/foreign_layout.h"
 
 #include "engine/handoff/staging.h"
 #include "engine/kernels/aligned.h"

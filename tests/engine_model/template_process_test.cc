@@ -1,5 +1,5 @@
 // The process that renders templates: transformers' semantics, its limits, its deaths.
-#include "engine/tokenizer/template_process.h"
+#include "engine/tokenizer/chat_template.h"
 
 #include <signal.h>
 

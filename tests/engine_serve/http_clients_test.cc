@@ -3,7 +3,7 @@
 #include "absl/strings/match.h"
 #include "engine/http/completion.h"
 #include "engine/router/router.h"
-#include "engine/tokenizer/template_process.h"
+#include "engine/tokenizer/chat_template.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"

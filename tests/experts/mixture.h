@@ -5,7 +5,7 @@
 
 #include "collectives/experts.h"
 #include "engine/kernels/elementwise.h"
-#include "tests/reduce/small_float.h"
+#include "tests/reduce/reference.h"
 #include "tests/test.h"
 
 namespace baton {

@@ -1,5 +1,5 @@
 // Weighted sums and 8-bit rows, beside plain loops.
-#include "collectives/reduce/weighted.h"
+#include "collectives/reduce/reduce.h"
 
 #include <cmath>
 

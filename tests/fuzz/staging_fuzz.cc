@@ -2,7 +2,7 @@
 // encodes to something that says the same.
 
 #include "tests/std.h"
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using baton::internal::StagingMessage;

@@ -12,7 +12,6 @@
 #include "transport/base/log.h"
 #include "transport/base/wire.h"
 #include "transport/internal/messages/control_message.h"
-#include "transport/internal/messages/staging_message.h"
 #include "transport/internal/tables/arrivals.h"
 
 #ifdef BATON_FUZZ_DEVICE

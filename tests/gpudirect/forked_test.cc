@@ -1,7 +1,7 @@
 // A child that is forked from a process with devices has none: what it tries says so in one line,
 // the host's memory moves there as ever, and what it ends or leaves of its parent's harms nobody.
+#include "gpudirect/contract/memory_place.h"
 #include "gpudirect/contract/peer_mapping.h"
-#include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/launcher.h"

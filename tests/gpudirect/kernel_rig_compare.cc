@@ -1,7 +1,7 @@
 // Every kernel on the device against the emulation of the same source.
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {

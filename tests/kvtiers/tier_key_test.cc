@@ -1,5 +1,5 @@
 // Keys: whatever field differs, the key does; and records that were changed are noticed.
-#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_record.h"
 
 #include <unordered_set>
 

@@ -1,6 +1,6 @@
 // Names of hosts that DNS is slow about: whoever asks for one waits for it, and nobody else.
+#include "tests/held_port.h"
 #include "tests/kvtransfer/agent_pair.h"
-#include "tests/quiet_port.h"
 #include "tests/slow_dns.h"
 #include "tests/test.h"
 

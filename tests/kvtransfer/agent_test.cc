@@ -2,8 +2,8 @@
 // each. Messages: agent_messages_test.cc.
 #include "kvtransfer/agent.h"
 
+#include "tests/held_port.h"
 #include "tests/kvtransfer/agent_fixture.h"
-#include "tests/quiet_port.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {

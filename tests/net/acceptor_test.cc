@@ -9,7 +9,6 @@
 #include "tests/no_descriptors.h"
 #include "tests/test.h"
 #include "transport/address.h"
-#include "transport/net/admission.h"
 
 namespace baton::net {
 namespace {

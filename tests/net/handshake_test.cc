@@ -4,7 +4,6 @@
 #include "tests/test.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
-#include "transport/net/opening.h"
 
 namespace baton::net {
 namespace {

@@ -7,7 +7,6 @@
 #include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/crypto.h"
 #include "transport/net/ciphers/siphash.h"
-#include "transport/net/replay_window.h"
 #include "transport/net/seal.h"
 
 namespace {

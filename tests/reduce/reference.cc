@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "tests/reduce/reference.h"
-#include "tests/reduce/small_float.h"
 
 namespace baton::collectives::reduce::reference {
 namespace {

@@ -2,7 +2,6 @@
 #include "collectives/launch/environment.h"
 
 #include "absl/strings/str_split.h"
-#include "collectives/launch/pmi.h"
 #include "tests/fails_with.h"
 #include "tests/test.h"
 

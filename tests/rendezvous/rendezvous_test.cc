@@ -8,7 +8,7 @@
 #include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "tests/fails_with.h"
-#include "tests/quiet_port.h"
+#include "tests/held_port.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/unique_fd.h"

@@ -1,5 +1,5 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
-#include "engine/router/worker_list.h"
+#include "engine/router/workers.h"
 #include "tests/captured_log.h"
 #include "tests/routing/fake_worker.h"
 #include "tests/routing/routing_fixture.h"

@@ -4,8 +4,8 @@
 #include "transport/base/copies/copy_kernel.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
-#include "transport/shm/message.h"
 #include "transport/shm/notify_ring.h"
+#include "transport/shm/packet_socket.h"
 #include "transport/shm/peer_memory.h"
 
 namespace baton::shm {

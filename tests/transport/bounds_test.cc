@@ -1,7 +1,7 @@
 // What a worker keeps for its peers does not grow with what they say, nor with time.
 #include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/peer.h"
 #include "transport/internal/tables/peer_table.h"
 

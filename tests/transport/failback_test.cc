@@ -2,7 +2,7 @@
 // so: the better one is called again, and what there is to do goes over it when it answers.
 #include "tests/captured_log.h"
 #include "tests/test.h"
-#include "tests/transport/two_providers.h"
+#include "tests/transport/scripted_worker.h"
 #include "transport/internal/messages/control_message.h"
 
 namespace baton {

@@ -4,7 +4,6 @@
 
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
-#include "tests/sleeping.h"
 #include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "tests/until.h"

@@ -5,7 +5,7 @@
 #include "kvtransfer/agent.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
-#include "tests/two_hosts/moving_hosts.h"
+#include "tests/two_hosts/hosts.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer {

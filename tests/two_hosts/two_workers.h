@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tests/test.h"
-#include "tests/two_hosts/moving_hosts.h"
+#include "tests/two_hosts/hosts.h"
 #include "tests/until.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"

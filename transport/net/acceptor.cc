@@ -4,7 +4,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -13,7 +12,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "transport/address.h"
-#include "transport/net/admission.h"
 #include "transport/net/interfaces.h"
 
 namespace baton::net {
@@ -374,6 +372,23 @@ absl::Status reachable(const std::string& addresses, std::string_view host_id,
                    "): start it with a listen_host that others can reach (\"*\" for every "
                    "interface), or set `advertise` to an address that they reach; link-local "
                    "addresses (fe80::*, 169.254.*) are not passed on"));
+}
+
+size_t caller_to_drop(const std::vector<Caller>& callers) {
+  size_t oldest = 0;  // of the host with the most
+  ptrdiff_t most = 0;
+  for (size_t i = 0; i < callers.size(); ++i) {
+    const auto calls =
+        std::count_if(callers.begin() + static_cast<ptrdiff_t>(i), callers.end(),
+                      [&](const Caller& other) { return other.from->same_host(*callers[i].from); });
+    if (calls <= most) continue;
+    most = calls;
+    oldest = i;
+  }
+  for (size_t i = oldest; i < callers.size(); ++i) {
+    if (!callers[i].names_our_key && callers[i].from->same_host(*callers[oldest].from)) return i;
+  }
+  return oldest;
 }
 
 }  // namespace baton::net

@@ -32,6 +32,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -164,5 +165,18 @@ class Acceptor {
 // addresses.
 absl::Status reachable(const std::string& addresses, std::string_view host_id,
                        std::string_view here);
+
+// Decides which caller is dropped when too many have not authenticated yet.
+
+struct Caller {
+  const Endpoint* from = nullptr;
+  bool names_our_key = false;  // Handshake::names_our_key()
+};
+
+// `callers`: the oldest first; at least one. The one to drop is from the host with the most
+// callers: a host that floods pushes out its own calls, not those of others. Of that host's calls,
+// the oldest that has not named a key of ours goes first, because real peers may share a host with
+// the flooder.
+size_t caller_to_drop(const std::vector<Caller>& callers);
 
 }  // namespace baton::net

@@ -11,7 +11,6 @@
 #include "transport/net/handshake.h"
 #include "transport/provider.h"
 #include "transport/shm/exports.h"
-#include "transport/shm/message.h"
 #include "transport/shm/packet_socket.h"
 #include "transport/shm/peer_memory.h"
 #include "transport/shm/slice_runner.h"

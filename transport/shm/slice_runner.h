@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "transport/base/fixed_queue.h"
+#include "transport/base/ring.h"
 #include "transport/base/small_first.h"
 #include "transport/provider.h"
 #include "transport/shm/cma.h"

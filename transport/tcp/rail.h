@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/base/fixed_queue.h"
+#include "transport/base/ring.h"
 #include "transport/base/small_first.h"
 #include "transport/framed/rail.h"
 #include "transport/net/endpoint.h"

@@ -14,7 +14,6 @@
 #include "transport/base/small_first.h"
 #include "transport/framed/rail.h"
 #include "transport/net/message_stream.h"
-#include "transport/net/replay_window.h"
 #include "transport/net/seal.h"
 #include "transport/provider.h"
 #include "transport/ucx/engine.h"

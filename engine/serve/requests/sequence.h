@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/cache/block_hash.h"
+#include "engine/serve/cache/block_manager.h"
 #include "engine/serve/requests/output_text.h"
 #include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"

@@ -11,7 +11,6 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/train/data_parallel/buckets.h"
 #include "engine/train/data_parallel/call_tracker.h"
-#include "engine/train/data_parallel/flat_array.h"
 
 namespace baton::engine::train {
 

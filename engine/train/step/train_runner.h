@@ -19,7 +19,7 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/train/backward/backprop.h"
 #include "engine/train/backward/parameters.h"
-#include "engine/train/data_parallel/flat_array.h"
+#include "engine/train/data_parallel/buckets.h"
 #include "engine/train/data_parallel/optimizer.h"
 
 namespace baton::engine::train {

@@ -2,7 +2,6 @@
 // it can be converted to and fro without a byte beyond.
 
 #include "engine/files/json_fields.h"
-#include "engine/handoff/block_converter.h"
 #include "engine/handoff/foreign_layout.h"
 #include "tests/fuzz/expect.h"
 #include "tests/std.h"

@@ -4,7 +4,7 @@
 #include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/fake/with_device.h"
 #include "tests/gpudirect/kernel_rig.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {

@@ -6,7 +6,6 @@
 #include "engine/train/data_parallel/optimizer.h"
 #include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect::kernels {

@@ -3,6 +3,7 @@
 
 #include "gpudirect/kernels/arguments.h"
 #include "tests/gpudirect/kernels/emulation.h"
+#include "tests/std.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
@@ -54,3 +55,17 @@ std::optional<std::string> run_kernel(std::string_view name, const Arguments& ar
 }
 
 }  // namespace baton::gpudirect::kernels
+
+// Normally distributed numbers, the same for the same seed: what kernels are tried with.
+
+namespace baton::gpudirect {
+
+inline std::vector<float> normal(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> out(count);
+  for (float& value : out) value = distribution(random);
+  return out;
+}
+
+}  // namespace baton::gpudirect

@@ -1,7 +1,6 @@
 // Matrix products: the engine's bits, for every shape, whatever else is in the batch.
 #include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect::kernels {

@@ -5,7 +5,6 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect::kernels {

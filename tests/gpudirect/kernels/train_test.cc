@@ -4,7 +4,6 @@
 #include "engine/train/backward/train_kernels.h"
 #include "tests/engine_model/reference_kernels.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
-#include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 

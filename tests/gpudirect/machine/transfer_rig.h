@@ -6,8 +6,11 @@
 #pragma once
 
 #include "gpudirect/device.h"
+#include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
+#include "tests/gpudirect/fake/must.h"
 #include "tests/std.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 
@@ -45,5 +48,20 @@ std::vector<Figure> take_transfer_figures(const Device& device, const Launcher& 
                                           const TransferSizes& sizes);
 std::vector<Figure> take_planner_figures(const Device& device, const Launcher& launcher,
                                          const TransferSizes& sizes);
+
+// Tests of this machine's GPU and of the kernels on it; skipped where there is none of either.
+
+class WithKernelsOfThisMachine : public testing::Test {
+ protected:
+  void SetUp() override {
+    const absl::StatusOr<const Driver*> driver = machine_driver();
+    if (!driver.ok()) GTEST_SKIP() << driver.status().message();
+    if (kernels::image().empty()) GTEST_SKIP() << "this build has no kernels: nvcc was not found";
+    device_ = must(Device::open(**driver, 0));
+    launcher_ = must(Launcher::load(*device_));
+  }
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Launcher> launcher_;
+};
 
 }  // namespace baton::gpudirect

@@ -1,5 +1,5 @@
 // CUDA graphs over the fake: what was recorded runs at each launch, with what memory holds then.
-#include "gpudirect/stream_graph.h"
+#include "gpudirect/launcher.h"
 
 #include "gpudirect/device_memory.h"
 #include "gpudirect/layer_tickets.h"

@@ -4,7 +4,7 @@
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/test.h"
 #include "tests/until.h"
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/staging/ring_marks.h"
 #include "transport/worker.h"
 

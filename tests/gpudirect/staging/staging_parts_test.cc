@@ -1,9 +1,9 @@
 // The parts of staging that need neither workers nor a driver: room in a ring, parts of layouts,
 // messages.
 #include "tests/test.h"
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/staging/cut.h"
-#include "transport/internal/staging/ring_space.h"
+#include "transport/internal/staging/ring_marks.h"
 
 namespace baton::internal {
 namespace {

@@ -2,7 +2,6 @@
 // it asks.
 #include "kvtransfer/metadata/metadata_keeper.h"
 
-#include "tests/sleeping.h"
 #include "tests/test.h"
 #include "tests/until.h"
 

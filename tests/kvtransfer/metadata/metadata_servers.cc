@@ -3,7 +3,7 @@
 
 #include <httplib.h>
 
-#include "tests/quiet_port.h"
+#include "tests/held_port.h"
 #include "tests/std.h"
 #include "tests/temporary_folder.h"
 #include "tests/until.h"

@@ -1,7 +1,7 @@
 // A peer whose best route does not reach some of its regions: those go another way, which the peer
 // is called over, and everything else stays where it is.
 #include "tests/test.h"
-#include "tests/transport/two_providers.h"
+#include "tests/transport/scripted_worker.h"
 
 namespace baton {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "tests/verbs/fake/fake_calls.h"
+#include "tests/verbs/fake/fake_objects.h"
 
 namespace baton {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "tests/verbs/fake/fake_calls.h"
+#include "tests/verbs/fake/fake_objects.h"
 
 namespace baton {
 

@@ -1,6 +1,6 @@
 // The fake's memory: protection domains and regions.
 #include "tests/std.h"
-#include "tests/verbs/fake/fake_calls.h"
+#include "tests/verbs/fake/fake_objects.h"
 
 namespace baton {
 

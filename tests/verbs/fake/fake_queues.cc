@@ -3,7 +3,7 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
-#include "tests/verbs/fake/fake_calls.h"
+#include "tests/verbs/fake/fake_objects.h"
 
 namespace baton {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "tests/verbs/fake/fake_calls.h"
 #include "tests/verbs/fake/fake_objects.h"
 #include "tests/verbs/fake/fake_verbs.h"
 

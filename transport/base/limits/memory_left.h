@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/base/unique_fd.h"
 
 namespace baton::base {
 
@@ -41,5 +45,37 @@ void fault_in(std::byte* data, size_t bytes);
 // In tests: /proc and /sys/fs/cgroup are looked for below this folder from now on. "": where they
 // are.
 void look_for_memory_below(std::string folder);
+
+// Memory that is not taken yet, and that questions count as taken (memory_left.h).
+
+// Promises so many bytes more, or fewer, to a part of this program, or a child of it, that takes
+// them later without asking: memory_left() is less by them. Any thread.
+void promise_memory(int64_t more);
+
+// Memory of a cache: touched when it is made, so that no transfer waits for pages, and a file where
+// other processes of this machine shall map it.
+
+class CacheMemory {
+ public:
+  struct Wanted {
+    size_t bytes = 0;        // rounded up to pages
+    bool mappable = true;    // by other processes, unless a sandbox refuses memfd_create
+    bool huge_pages = true;  // where the kernel has them
+  };
+  // ResourceExhausted: this machine, or this process's memory cgroup, has not so much memory left.
+  static absl::StatusOr<CacheMemory> make(const Wanted& wanted);
+
+  std::byte* data() const { return memory_.get(); }
+  size_t size() const { return memory_.get_deleter().bytes; }
+  int file() const { return file_.get(); }  // -1: other processes cannot map it
+
+ private:
+  struct Unmap {
+    size_t bytes;
+    void operator()(std::byte* memory) const;
+  };
+  UniqueFd file_;
+  std::unique_ptr<std::byte, Unmap> memory_;
+};
 
 }  // namespace baton::base

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/layout.h"
 
 namespace baton::internal {

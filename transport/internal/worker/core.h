@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "transport/base/threads/forks.h"
-#include "transport/internal/worker/closing_rails.h"
 #include "transport/internal/worker/control_outbox.h"
 #include "transport/internal/worker/dispatcher.h"
 #include "transport/internal/worker/inbox.h"

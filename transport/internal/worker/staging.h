@@ -33,10 +33,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "transport/internal/device_memory.h"
-#include "transport/internal/messages/staging_message.h"
+#include "transport/internal/messages/control_message.h"
 #include "transport/internal/staging/pinner.h"
 #include "transport/internal/staging/ring_marks.h"
-#include "transport/internal/staging/ring_space.h"
 #include "transport/internal/worker/core.h"
 
 namespace baton::internal {

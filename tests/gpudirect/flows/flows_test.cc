@@ -1,17 +1,20 @@
 // Each part of gpudirect as one program over the fake.
-#include "tests/gpudirect/flows/flows.h"
 
+#include "tests/gpudirect/flows/flows.h"
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/contract/peer_mapping.h"
-#include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/copies/copier.h"
-#include "tests/gpudirect/must.h"
+#include "tests/gpudirect/fake/clean_driver.h"
+#include "tests/gpudirect/fake/must.h"
+#include "tests/sanitized.h"
 #include "tests/std.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
+
 namespace {
 
 constexpr int kPatience = 100'000;  // questions
@@ -317,5 +320,76 @@ std::span<const Flow> flows() {
   };
   return kFlows;
 }
+
+namespace {
+
+// Promise(devices): Nothing of the driver's is leaked after any failing call | the fake driver
+//   forgives no leak
+TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
+  const uint64_t every = kSanitized ? 3 : 1;
+  for (const Flow& flow : flows()) {
+    uint64_t calls = 0;
+    size_t said = 0;
+    for (uint64_t k = 0; k <= calls; ++k) {
+      if (k == 1 || (k != 0 && k % every != 0)) continue;  // the first is cuInit
+      SCOPED_TRACE(testing::Message() << flow.name << ", call " << k);
+      FakeDriver fake({.attributes = flow.attributes(), .fail_call = k});
+      const absl::Status status = flow.run(fake, FakeDriver::driver());
+      EXPECT_FALSE(absl::IsDataLoss(status)) << status;
+      EXPECT_FALSE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(fake.finish(), testing::IsEmpty()) << status;
+      if (k == 0) {
+        ASSERT_TRUE(status.ok()) << status;
+        calls = fake.calls();
+      }
+      said += status.ok() ? 0 : 1;
+    }
+    EXPECT_GT(said, 30u / every) << flow.name;
+  }
+}
+
+// Promise(devices): Recording a CUDA graph in the application is not disturbed by transfers | calls
+//   use the device's context and relaxed mode, then restore both
+TEST(Applications, RecordGraphsMeanwhileOnWhicheverThread) {
+  for (const bool on_this_thread : {false, true}) {
+    for (const Flow& flow : flows()) {
+      SCOPED_TRACE(flow.name);
+      CleanDriver fake({.attributes = flow.attributes()});
+      const FakeDriver::UsersRecording recording(fake, on_this_thread);
+      const absl::Status status = flow.run(fake, FakeDriver::driver());
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(recording.intact());
+    }
+  }
+}
+
+TEST(Applications, HaveTheContextCurrentThatTheyHadBefore) {
+  for (const Flow& flow : flows()) {
+    SCOPED_TRACE(flow.name);
+    CleanDriver fake({.devices = 2, .attributes = flow.attributes()});
+    const Driver driver = FakeDriver::driver();
+    for (const int device : {0, 1}) {
+      const Context users = fake.make_context(device);
+      ASSERT_EQ(driver.cuCtxPushCurrent(users), kSuccess);
+      const absl::Status status = flow.run(fake, driver);
+      EXPECT_TRUE(status.ok()) << status;
+      Context popped = nullptr;
+      ASSERT_EQ(driver.cuCtxPopCurrent(&popped), kSuccess);
+      EXPECT_EQ(popped, users);
+      EXPECT_FALSE(FakeDriver::has_current());
+    }
+  }
+}
+
+// An old driver has no mode of threads, and does what it did.
+TEST(Applications, AreNotAskedWhereTheDriverHasNoWordForIt) {
+  CleanDriver fake({.missing = {"cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"}});
+  for (const Flow& flow : flows()) {
+    const absl::Status status = flow.run(fake, FakeDriver::driver());
+    EXPECT_TRUE(status.ok() || flow.attributes != h100) << flow.name << ": " << status;
+  }
+}
+
+}  // namespace
 
 }  // namespace baton::gpudirect
