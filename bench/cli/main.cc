@@ -43,8 +43,6 @@ int main(int argc, char** argv) {
       Command{"hypercube_perf", "", baton::bench::collective_perf_main},
       Command{"moe_perf", "dispatch and combine of experts, with the flags of DeepEP's tests",
               baton::bench::moe_perf_main},
-      Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
-              baton::bench::executor_bench_main},
       Command{"write_bw", "perftest's flags and columns; and read_bw, send_bw, *_lat",
               baton::bench::perf_main},
       Command{"read_bw", "", baton::bench::perf_main},

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "bench/baselines/plain_sockets.h"
+#include "bench/baselines/floors.h"
 #include "bench/report/bench_memory.h"
 #include "transport/internal/device_memory.h"
 

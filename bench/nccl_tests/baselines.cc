@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "bench/baselines/one_copy_floor.h"
+#include "bench/baselines/floors.h"
 #include "bench/report/child_process.h"
 #include "bench/report/report.h"
 

@@ -7,8 +7,4 @@ namespace baton::bench {
 // argv[0] is the command's name.
 int collective_perf_main(int argc, char** argv);
 
-// `baton executor_bench`: what the executor itself costs per step of a schedule, with links that do
-// nothing.
-int executor_bench_main(int argc, char** argv);
-
 }  // namespace baton::bench

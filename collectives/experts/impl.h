@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "collectives/experts.h"
-#include "collectives/experts/geometry.h"
 #include "collectives/experts/routing.h"
 #include "collectives/window.h"
 

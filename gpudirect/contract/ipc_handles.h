@@ -5,7 +5,7 @@
 // opens one only once; memory that is freed while a process has it open is undefined; and the
 // handle of memory that was freed opens nothing, or the memory that came to lie there. So each is
 // opened once in a process, closed as soon as no mapping here maps it, and who owns the memory
-// waits for that (transport/shm/segment.h).
+// waits for that (transport/shm/memory_file.h).
 #pragma once
 
 #include <map>

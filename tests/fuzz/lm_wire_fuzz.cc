@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "kvtransfer/store/lm_session.h"
+#include "kvtransfer/store/lm_server.h"
 #include "tests/std.h"
 
 namespace {

@@ -2,9 +2,9 @@
 // both sides share, where a hostile sender may put any bytes under any header.
 
 #include "tests/fuzz/expect.h"
+#include "transport/shm/memory_file.h"
 #include "transport/shm/notify_ring.h"
 #include "transport/shm/packet_socket.h"
-#include "transport/shm/segment.h"
 #include "transport/transfer.h"
 
 namespace {

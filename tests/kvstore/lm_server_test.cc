@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "kvtransfer/store/lm_session.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/unique_fd.h"

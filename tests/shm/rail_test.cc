@@ -1,7 +1,7 @@
 // Two shm providers in one process: what a rail moves, refuses, cancels and holds back.
 #include "tests/shm/shm_node.h"
 #include "tests/test.h"
-#include "transport/shm/segment.h"
+#include "transport/shm/memory_file.h"
 #include "transport/shm/slice_runner.h"
 
 namespace baton::shm {

@@ -19,7 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/clock.h"
-#include "transport/shm/segment.h"
+#include "transport/shm/memory_file.h"
 #include "transport/transfer.h"
 
 namespace baton::shm {

@@ -11,8 +11,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/device_memory.h"
 #include "transport/provider.h"
+#include "transport/shm/memory_file.h"
 #include "transport/shm/peer_memory.h"
-#include "transport/shm/segment.h"
 
 namespace baton::shm {
 

@@ -15,7 +15,6 @@
 #include "transport/region.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
-#include "transport/shm/segment.h"
 
 namespace baton::shm {
 

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/provider.h"
-#include "transport/shm/segment.h"
+#include "transport/shm/memory_file.h"
 
 namespace baton::shm {
 

@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "transport/shm/memory_file.h"
-#include "transport/shm/segment.h"
 
 namespace baton::shm {
 

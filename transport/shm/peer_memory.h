@@ -13,7 +13,6 @@
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
-#include "transport/shm/segment.h"
 
 namespace baton::shm {
 

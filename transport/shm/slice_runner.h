@@ -12,9 +12,9 @@
 #include "transport/provider.h"
 #include "transport/shm/cma.h"
 #include "transport/shm/device_slices.h"
+#include "transport/shm/memory_file.h"
 #include "transport/shm/notify_ring.h"
 #include "transport/shm/peer_memory.h"
-#include "transport/shm/segment.h"
 
 namespace baton::shm {
 

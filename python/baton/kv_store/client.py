@@ -9,7 +9,7 @@ Nothing here raises for what a store does or does not do: what it has not, or no
 store of which no byte comes for `silence` seconds has nothing at all, and is asked nothing, until it answers again; it
 is called every `retry` seconds. It may be away when an engine starts, and may be started again.
 
-Over the `lm://` wire (kvtransfer/store/lm_session.h): a name is 64 hex digits there, and the seven numbers that the wire
+Over the `lm://` wire (kvtransfer/store/lm_server.h): a name is 64 hex digits there, and the seven numbers that the wire
 keeps for its clients hold what a value is checked by. Any thread may call; a batch has a connection to itself. Not for
 use across fork().
 """
