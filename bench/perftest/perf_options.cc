@@ -399,6 +399,8 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   return {.options = std::move(options), .exit_status = 0};
 }
 
+// Flags that perftest has and we do not, each with the nearest that we have.
+
 namespace {
 
 struct UnsupportedFlag {

@@ -158,6 +158,8 @@ void settle(PerfSender& sender, PerfEnd& end) {
   while (sender.open() > 0) end.worker().progress();
 }
 
+// The latency tests: a message, its answer, and the time between.
+
 namespace {
 
 using Verb = PerfTest::Verb;

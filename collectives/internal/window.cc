@@ -211,6 +211,8 @@ absl::StatusOr<RemoteView> Window::view(int rank) const {
 
 namespace baton::collectives::internal {
 
+// An access to a window: what it reaches, its name in messages, and what is refused.
+
 size_t Windows::Access::reach() const {
   if (rows.from.empty()) return bytes;
   const size_t last = *std::max_element(rows.from.begin(), rows.from.end());

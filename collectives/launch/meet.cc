@@ -1,4 +1,4 @@
-// A rank's side of the rendezvous.
+// A rank's side of the rendezvous, and the rendezvous itself on a thread of its own.
 
 #include <poll.h>
 #include <algorithm>

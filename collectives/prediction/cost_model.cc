@@ -165,6 +165,8 @@ absl::StatusOr<Choice> CostModel::choose(const CallShape& call, const Override& 
   return all->front();
 }
 
+// The cost model's candidates, as a table for people.
+
 namespace {
 
 std::string size_text(size_t bytes) {
@@ -202,6 +204,8 @@ std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
   }
   return out;
 }
+
+// What machines and links cost, from rank to rank: encoding, decoding, agreeing.
 
 namespace {
 

@@ -64,6 +64,12 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
   }
 }
 
+// gather and scatter: up and down a tree, each rank with the blocks of all below it.
+//
+// The tree is the star of `direct`, or for small blocks the binomial tree of `recursive_doubling`:
+// log2 n rounds. A rank below the root keeps the blocks of its branch in scratch, its own first and
+// those of the ranks behind it in their order.
+
 uint32_t binomial_message(uint32_t ranks) {
   const uint32_t below = power_of_two_from(ranks) / 2;  // the last of the root's branches
   return std::max({1u, below / 2, ranks - below});

@@ -178,6 +178,12 @@ void write_halving_doubling(const ScheduleSpec& spec, uint32_t rank, uint32_t, W
   }
 }
 
+// Recursive doubling: log2 n rounds with whole vectors, for small messages.
+//
+// all_reduce: hypercube exchange; ranks beyond a power of two hand in first and get the result
+// last. all_gather: Bruck et al. 1997, in place of the rotation straight to where each part
+// belongs. broadcast and reduce: binomial tree. barrier: dissemination (Hensgen et al. 1988).
+
 Branch binomial_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
   const uint32_t v = (rank + ranks - root) % ranks;
   const uint32_t low = v == 0 ? power_of_two_from(ranks) : (v & (~v + 1));

@@ -70,6 +70,8 @@ void write_tree(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
   }
 }
 
+// Sending down and reducing up any tree, for all algorithms with trees.
+
 Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank) {
   Branch branch{.root = rank == root, .parent = root, .ranks = {rank, 1}, .children = {}};
   if (!branch.root) return branch;

@@ -131,6 +131,8 @@ Layer make_layer(const Checkpoint& checkpoint, int l, Arithmetic arithmetic,
   return layer;
 }
 
+// Products with packed weights, and what ranks exchange of them.
+
 void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
                            const WeightView& weight, float* out, size_t ldc, bool accumulate) {
   if (weight.n == 0) return;  // a rank without a slice

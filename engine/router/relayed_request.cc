@@ -364,6 +364,9 @@ void RelayedRequest::close() {
   self_.reset();
 }
 
+// A request's way through pairs: which prefill worker hands its KV over to the decode worker that
+// was picked, and how; what becomes of it when prefill does not.
+
 namespace {
 
 // Tokens of a prompt, where they are known: as --min-remote-tokens is by default.

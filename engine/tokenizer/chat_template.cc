@@ -129,6 +129,8 @@ absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string
   return ChatTemplate::refused(behind(directory, made.status()));
 }
 
+// Starts Python, asks it, and replaces it when it dies.
+
 namespace {
 
 // The longest chat that the server takes needs some 100 MiB.

@@ -333,6 +333,8 @@ absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text,
   return tokenizer;
 }
 
+// tokenizer.json as the Hugging Face `tokenizers` library reads it.
+
 namespace {
 
 using Json = nlohmann::ordered_json;

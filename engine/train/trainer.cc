@@ -314,6 +314,8 @@ absl::StatusOr<StepReport> Trainer::step(int number) {
   return report;
 }
 
+// A trainer's state to and from the host: weights, shards of checkpoints; and evaluation.
+
 absl::Status Trainer::gathered() {
   return gatherer_ == nullptr ? absl::OkStatus() : gatherer_->need(0, buckets_.back().end);
 }

@@ -327,6 +327,8 @@ absl::StatusOr<size_t> Copier::run_packed(CopyRoute route, absl::Span<const Copy
   return pieces.size();
 }
 
+// Fills a copier's table by trying every way with pieces of every size.
+
 namespace {
 
 constexpr size_t kMostMoved = 16 << 20;  // at a time

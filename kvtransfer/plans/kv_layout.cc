@@ -224,6 +224,8 @@ absl::Status KvLayout::check() const {
   return check_overlaps(*this, {});
 }
 
+// The layouts that engines really have, from the counts that engines have at hand.
+
 namespace {
 
 KvGroup group_of(const KvShape& shape) {

@@ -87,6 +87,9 @@ void TierRecord::seal(const TierKey& key, uint64_t sequence) {
   std::memcpy(memory_.get(), &header, sizeof(header));
 }
 
+// Fingerprints on OpenSSL's SHA-256: fields with their lengths before them, so that none runs into
+// the next.
+
 namespace {
 
 void append(std::string_view field, std::string* out) {

@@ -241,6 +241,8 @@ absl::StatusOr<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOption
   return store;
 }
 
+// Loads: the thread that reads tiers part by part, and what the engine asks of it.
+
 TierLoadId Store::load(std::span<const TierKey> keys, std::span<const uint32_t> blocks,
                        Time timeout) {
   auto load = std::make_shared<Load>();

@@ -163,6 +163,8 @@ Result net_door::close_receive(void* comm) {
   return Result::kSuccess;
 }
 
+// A comm's registered memory, and what went wrong with the comm.
+
 namespace {
 
 constinit Numbers<NetMemory, 1 << 20, 1 << 18> memories;

@@ -190,6 +190,10 @@ extern "C" const NetV10 ncclNetPlugin_v10 = with_common(NetV10{.init = init_v10,
 extern "C" const NetV11 ncclNetPlugin_v11 = since_v11(NetV11{.properties = properties_v11});
 extern "C" const NetV12 ncclNetPlugin_v12 = since_v11(NetV12{.properties = properties_v12});
 
+// ncclCollNetPlugin_v8 to v12: a network that reduces has no device here, so NCCL asks for nothing
+// more and reduces by itself. NCCL 2.28 and 2.32 take that as an answer, where a missing symbol
+// would be a line of the log for each version that is looked for.
+
 namespace {
 
 Result init_reductions(Logger log) {

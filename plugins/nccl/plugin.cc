@@ -291,6 +291,10 @@ Result fail(const std::string& what, const absl::Status& status) {
   return result_of(status);
 }
 
+// ncclEnvPlugin_v1 and v2: NCCL asks here for its settings before it reads any. What the
+// environment has counts; where that names no network, this library names itself. So one variable,
+// NCCL_ENV_PLUGIN with the path of this library, opens all doors.
+
 namespace {
 
 struct EnvV1 {

@@ -144,6 +144,11 @@ TEST(SimCalls, RandomSendsAndReceivesGiveWhatAModelSaysOnABadFabric) {
   }
 }
 
+// The order that windows promise, in virtual time, over a network that loses, repeats and
+// overtakes.
+//
+// tests/seeds.h says which seeds run.
+
 // Promise(collectives): A signal is never seen before a byte of an earlier put of that rank to that
 //   target | random puts and signals over a network that loses, repeats and overtakes, in virtual
 //   time

@@ -77,6 +77,8 @@ Time Redials::next() const {
   return next;
 }
 
+// Finds which addresses of a peer are reached through which of our NICs.
+
 namespace {
 
 struct Candidate {

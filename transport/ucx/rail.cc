@@ -155,6 +155,12 @@ bool UcxRail::waiting() const {
 
 uint64_t UcxRail::moved() const { return received_ + endpoint_->completed; }
 
+// From an authenticated peer to a rail. After the handshake, on the same connection:
+//
+//   client  -> server   introduction: where its rail is found in UCX
+//   server  -> client   introduction; from here on the client may send through UCX
+//   client  -> server   ready (an empty message); from here on the server may
+
 void UcxProvider::connect(const ConnectRequest& request) {
   const absl::Status status = capabilities_.available ? start_engine() : absl::OkStatus();
   if (!status.ok()) return acceptor_.refuse(request, status);

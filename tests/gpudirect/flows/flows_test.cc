@@ -321,6 +321,9 @@ std::span<const Flow> flows() {
   return kFlows;
 }
 
+// Whatever call of the driver fails, wherever gpudirect is: an error is said or all is done, and
+// nothing is left behind or breaks a rule.
+
 namespace {
 
 // Promise(devices): Nothing of the driver's is leaked after any failing call | the fake driver
@@ -347,6 +350,9 @@ TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
     EXPECT_GT(said, 30u / every) << flow.name;
   }
 }
+
+// All of gpudirect beside an application that uses CUDA too: what it records, and the contexts of
+// its own, are as if nobody else were there.
 
 // Promise(devices): Recording a CUDA graph in the application is not disturbed by transfers | calls
 //   use the device's context and relaxed mode, then restore both

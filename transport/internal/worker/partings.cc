@@ -136,6 +136,9 @@ void Sessions::note_parted(Peer& peer, const absl::Status& why) {
   }
 }
 
+// Peers of which all rails were lost are called again, by both sides, over every provider that
+// reaches them.
+
 namespace {
 
 constexpr Time kFirstPause = std::chrono::milliseconds(10);

@@ -141,6 +141,8 @@ absl::StatusOr<std::unique_ptr<Bell>> Wakeups::borrow_bell() {
 
 namespace baton {
 
+// Runs progress(): polls while there is work, sleeps when there is none.
+
 namespace {
 
 // How long the worker may stay undriven after a polling caller has stopped: at first, and after it
