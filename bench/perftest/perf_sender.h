@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "bench/perftest/perf_end.h"
-#include "bench/perftest/perf_output.h"
+#include "bench/perftest/perf_histogram.h"
 #include "bench/report/fast_clock.h"
 
 namespace baton::bench {

@@ -1,5 +1,5 @@
 // Calibration: pings between pairs, a reduction loop, and what all ranks make of them.
-#include "collectives/internal/tuner.h"
+#include "collectives/internal/calibrate.h"
 
 #include <algorithm>
 #include <array>

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "collectives/internal/tuner.h"
+#include "collectives/internal/calibrate.h"
 #include "transport/base/durations.h"
 #include "transport/base/splitmix.h"
 

@@ -18,9 +18,6 @@
 #include "absl/status/statusor.h"
 #include "collectives/communicator.h"
 #include "collectives/executor/prepared.h"
-#include "collectives/internal/call_starter.h"
-#include "collectives/internal/driver.h"
-#include "collectives/internal/mesh.h"
 #include "collectives/prediction/cost_model.h"
 
 namespace baton::collectives::internal {
@@ -108,19 +105,5 @@ class Tuner {
   size_t next_ = 0;  // of entries_, to be replaced once all are in use
   Entry* last_ = nullptr;
 };
-
-// Measuring what links and reductions cost, once, when a communicator starts.
-
-struct MeasuredCosts {
-  prediction::CostParameters parameters;  // the same at all ranks
-  // This rank overwrites what a peer has just read in place faster past the caches.
-  bool stream_over_read = false;
-};
-
-// Takes under 100 ms. All ranks call it together, without the lock: it makes calls. Parameters that
-// could not be measured are those of `before`.
-absl::StatusOr<MeasuredCosts> measure_costs(Mesh& mesh, CallStarter& calls, Driver& driver,
-                                            size_t slot_bytes,
-                                            const prediction::CostParameters& before);
 
 }  // namespace baton::collectives::internal

@@ -1,7 +1,7 @@
 // What a server accepts of what a client asks for.
 #include "bench/perftest/perf_plan.h"
 
-#include "bench/perftest/perf_output.h"
+#include "bench/perftest/perf_histogram.h"
 #include "tests/test.h"
 
 namespace baton::bench {
