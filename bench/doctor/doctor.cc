@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/doctor/info.h"
+#include "transport/base/name_at.h"
 #include "transport/base/nearest_name.h"
 
 namespace baton::bench {
@@ -15,15 +16,9 @@ namespace {
 using Grade = Check::Grade;
 
 const char* name_of(Grade grade) {
-  switch (grade) {
-    case Grade::kOk:
-      return "ok";
-    case Grade::kWarn:
-      return "warn";
-    case Grade::kFail:
-      return "fail";
-  }
-  return "";
+  constexpr const char* kNames[] = {"ok", "warn", "fail"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Grade::kFail) + 1);
+  return base::name_at(kNames, grade, "");
 }
 
 void check_providers(const Json& info, const std::string& wanted, std::vector<Check>& out) {
