@@ -17,8 +17,6 @@
 namespace baton::bench {
 namespace {
 
-constexpr int kUsage = 2;
-
 constexpr const char* kFooter = R"(Examples:
   baton kv_bw --provider shm --op both                     4,096 scattered pages of 16 KiB
   baton kv_bw --provider tcp --op read --baselines         the same over tcp, and UCX beside it
@@ -152,7 +150,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   work.scattered = layout == "scattered";
   const auto refuse = [&name](const absl::Status& status) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
-    return KvBwCommand{.options = std::nullopt, .exit_status = kUsage};
+    return KvBwCommand{.options = std::nullopt, .exit_status = engine::command_line::kUsage};
   };
   const auto device = parse_memory_kind(memory);
   if (!device.ok()) return refuse(device.status());

@@ -19,8 +19,6 @@
 namespace baton::bench {
 namespace {
 
-constexpr int kUsage = 2;
-
 constexpr const char* kFooter = R"(Examples:
   baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 2             shm, the columns of nccl-tests
   baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 8 --baselines  Open MPI beside it
@@ -272,7 +270,7 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   if (status.ok()) status = finish(options, texts);
   if (!status.ok()) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
-    return {.options = std::nullopt, .exit_status = kUsage};
+    return {.options = std::nullopt, .exit_status = engine::command_line::kUsage};
   }
   return {.options = std::move(options), .exit_status = 0};
 }
