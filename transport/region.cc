@@ -4,7 +4,7 @@
 #include <fcntl.h>
 
 #include "absl/strings/str_format.h"
-#include "transport/base/name_at.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/doctor/info.h"
-#include "transport/base/name_at.h"
 #include "transport/base/nearest_name.h"
 
 namespace baton::bench {

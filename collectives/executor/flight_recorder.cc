@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/limits/refusals.h"
-#include "transport/base/name_at.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/prefetch.h"
 
 namespace baton::collectives::executor {

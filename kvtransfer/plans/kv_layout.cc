@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/plans/kv_extents.h"
-#include "transport/base/name_at.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton::kvtransfer {
 

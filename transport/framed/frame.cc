@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/name_at.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 
 namespace baton::framed {

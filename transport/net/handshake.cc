@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/name_at.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/crypto.h"
