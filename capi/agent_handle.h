@@ -2,6 +2,7 @@
 // becomes the result that C sees.
 #pragma once
 
+#include <algorithm>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -65,6 +67,20 @@ bool write_sized(const T& value, T* out) {
   return true;
 }
 
+// Such a struct of `size` bytes gets its defaults.
+template <typename T>
+void init_sized(const T& defaults, T* out, size_t size) {
+  if (out == nullptr || size < sizeof out->size) return;
+  out->size = size;
+  write_sized(defaults, out);
+}
+
+// The last thing that a call does with one. `wrong`: what to say where it has no size.
+template <typename T>
+int32_t give_sized(const T& value, T* out, const char* wrong, baton_error* error) {
+  return write_sized(value, out) ? result_of(absl::OkStatus(), error) : invalid(wrong, error);
+}
+
 // The other way round: what a struct of the caller's says, and `out` for what it does not know. A
 // size that no compiler gives a struct would end in the middle of a pointer: it is not believed.
 template <typename T>
@@ -103,14 +119,19 @@ class Making {
   sigset_t before_;
 };
 
-// A body returns a status, or the number of a result.
+// A body returns a status, or the number of a result, or nothing: then it has gone well.
 inline int32_t result_of(int32_t result, baton_error*) { return result; }
 
 // Nothing that the library throws gets out: C has no use for it.
 template <typename Body>
 int32_t caught(baton_error* error, Body&& body) {
   try {
-    return result_of(body(), error);
+    if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+      body();
+      return result_of(absl::OkStatus(), error);
+    } else {
+      return result_of(body(), error);
+    }
   } catch (const std::bad_alloc&) {
     return result_of(absl::ResourceExhaustedError("no memory is left"), error);
   } catch (...) {
@@ -157,6 +178,13 @@ bool cleared(Out* out) {
   give_nothing(out);
   return out != nullptr;
 }
+// How long a list is, and as much of it as there is room for. NULL: it is not wanted.
+template <typename T>
+void give_list(const std::vector<T>& list, T* out, size_t room, size_t* count) {
+  if (count != nullptr) *count = list.size();
+  if (out != nullptr) std::copy_n(list.begin(), std::min(room, list.size()), out);
+}
+
 inline constexpr char kNoHandle[] = "out is NULL: pass the address for the handle";
 
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,
@@ -202,6 +230,10 @@ absl::Status give_id(Make&& make, uint64_t* out) {
 }
 inline Time timeout_of(int64_t nanoseconds) {
   return nanoseconds < 0 ? kNever : Time(std::chrono::nanoseconds(nanoseconds));
+}
+// One that C leaves at 0 for the default.
+inline void set_time(int64_t nanoseconds, Time& out) {
+  if (nanoseconds != 0) out = timeout_of(nanoseconds);
 }
 
 }  // namespace baton::capi

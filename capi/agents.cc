@@ -80,11 +80,9 @@ absl::StatusOr<baton::WorkerOptions> baton::capi::worker_options(const WorkerWor
 extern "C" {
 
 void baton_agent_options_init(baton_agent_options* options, size_t size) {
-  if (options == nullptr || size < sizeof options->size) return;
   baton_agent_options defaults{};
   defaults.progress_thread = 1;
-  options->size = size;
-  write_sized(defaults, options);
+  init_sized(defaults, options, size);
 }
 
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
@@ -149,10 +147,7 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
     out.peers_up = now.worker.peers_up;
     out.peers_lost = now.worker.peers_lost;
     out.messages_lost = now.messages_lost;
-    if (!write_sized(out, stats)) {
-      return invalid("stats: set its size to sizeof(baton_agent_stats)", error);
-    }
-    return result_of(absl::OkStatus(), error);
+    return give_sized(out, stats, "stats: set its size to sizeof(baton_agent_stats)", error);
   });
 }
 
@@ -222,10 +217,7 @@ int32_t baton_agent_add_remote(baton_agent* agent, const void* metadata, size_t 
 }
 
 int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_error* error) {
-  return guarded(agent, error, [&] {
-    agent->agent->remove_remote(view(remote));
-    return absl::OkStatus();
-  });
+  return guarded(agent, error, [&] { agent->agent->remove_remote(view(remote)); });
 }
 
 int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memory,

@@ -2,7 +2,6 @@
 #include <memory>
 #include <optional>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "capi/comm_handle.h"
 
@@ -132,7 +131,7 @@ int32_t baton::capi::start_call(const baton_comm& comm, const Starting& starting
   if (work == nullptr && !options.detached) {
     return invalid("work is NULL: pass the address for the number, or BATON_CALL_DETACHED", error);
   }
-  if (starting.timeout != 0) options.timeout = timeout_of(starting.timeout);
+  set_time(starting.timeout, options.timeout);
   std::unique_ptr<OnEnd> on_end;
   if (starting.on_end != nullptr) {
     on_end = std::make_unique<OnEnd>(OnEnd{starting.on_end, starting.context, comm});
@@ -187,10 +186,7 @@ int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, bato
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
     if (!known) return foreign(work);
-    const absl::Status result = group.wait(*known, timeout_of(timeout));
-    const bool runs =
-        absl::IsDeadlineExceeded(result) && absl::StrContains(result.message(), "still runs");
-    return runs ? result : ended(result);
+    return ended_by(group.wait(*known, timeout_of(timeout)));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/match.h"
 #include "capi/agent_handle.h"
 #include "capi/include/baton/collectives.h"
 #include "collectives/communicator.h"
@@ -35,6 +36,13 @@ inline absl::Status ended(const absl::Status& status) {
   return absl::IsDeadlineExceeded(status) || absl::IsAborted(status)
              ? absl::CancelledError(status.message())
              : status;
+}
+
+// The same after a wait, which may also have run out of time by itself.
+inline absl::Status ended_by(const absl::Status& waited) {
+  const bool runs =
+      absl::IsDeadlineExceeded(waited) && absl::StrContains(waited.message(), "still runs");
+  return runs ? waited : ended(waited);
 }
 
 // body(endpoint)

@@ -35,11 +35,6 @@ absl::StatusOr<baton::ClusterKey> key_of(const char* file) {
                                        : baton::ClusterKey::from_file(file);
 }
 
-// A number that C leaves at 0 for the default.
-void set_time(int64_t nanoseconds, baton::Time& out) {
-  if (nanoseconds != 0) out = timeout_of(nanoseconds);
-}
-
 uint64_t next_serial() {
   static std::atomic<uint64_t> last{0};
   return ++last;
@@ -149,9 +144,7 @@ extern "C" {
 // --- endpoints ---
 
 void baton_endpoint_options_init(baton_endpoint_options* options, size_t size) {
-  if (options == nullptr || size < sizeof options->size) return;
-  options->size = size;
-  write_sized(baton_endpoint_options{}, options);
+  init_sized(baton_endpoint_options{}, options, size);
 }
 
 int32_t baton_endpoint_open(const baton_endpoint_options* options, baton_endpoint** out,
@@ -186,10 +179,7 @@ void baton_endpoint_close(baton_endpoint* endpoint) { delete endpoint; }
 int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
                               baton_error* error) {
   if (!cleared(out)) return invalid(kNoHandle, error);
-  return with(endpoint, error, [&](baton::Endpoint& real) {
-    put(real.handle(), *out);
-    return absl::OkStatus();
-  });
+  return with(endpoint, error, [&](baton::Endpoint& real) { put(real.handle(), *out); });
 }
 
 int baton_endpoint_progress(baton_endpoint* endpoint) {
@@ -290,11 +280,9 @@ int32_t baton_place_from_environment(baton_place* out, baton_bytes* rendezvous,
 // --- communicators ---
 
 void baton_comm_options_init(baton_comm_options* options, size_t size) {
-  if (options == nullptr || size < sizeof options->size) return;
   baton_comm_options defaults{};
   defaults.tune = 1;
-  options->size = size;
-  write_sized(defaults, options);
+  init_sized(defaults, options, size);
 }
 
 int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
@@ -364,7 +352,6 @@ int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_
     auto handle = std::make_unique<baton_endpoint>();
     handle->endpoint = group.endpoint();
     *out = handle.release();
-    return absl::OkStatus();
   });
 }
 
@@ -376,7 +363,6 @@ int32_t baton_comm_handles(const baton_comm* comm, baton_handle* out, size_t roo
     const std::vector<baton::Handle> all = group.handles();
     for (size_t i = 0; i < all.size() && i < room; ++i) put(all[i], out[i]);
     if (count != nullptr) *count = all.size();
-    return absl::OkStatus();
   });
 }
 
@@ -407,7 +393,6 @@ int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error
 int32_t baton_comm_abort(baton_comm* comm, const char* why, baton_error* error) {
   return with(comm, error, [&](baton::Communicator& group) {
     group.abort(absl::CancelledError(std::string(view(why))));
-    return absl::OkStatus();
   });
 }
 
@@ -425,12 +410,8 @@ int32_t baton_comm_lost(const baton_comm* comm, int32_t* out, size_t room, size_
                         baton_error* error) {
   give_nothing(count);
   if (is_missing(out, room)) return missing(error);
-  return with(comm, error, [&](baton::Communicator& group) {
-    const std::vector<int> lost = group.lost_ranks();
-    for (size_t i = 0; i < lost.size() && i < room; ++i) out[i] = lost[i];
-    if (count != nullptr) *count = lost.size();
-    return absl::OkStatus();
-  });
+  return with(comm, error,
+              [&](baton::Communicator& group) { give_list(group.lost_ranks(), out, room, count); });
 }
 
 int32_t baton_comm_explain(const baton_comm* comm, int32_t kind, uint64_t bytes, baton_bytes* out,
@@ -462,10 +443,7 @@ int32_t baton_comm_get_stats(const baton_comm* comm, baton_comm_stats* out, bato
                  link_bytes] = now;
     const baton_comm_stats all{sizeof all, calls,        messages,     bytes_sent, direct_bytes,
                                sleeps,     staged_calls, staged_bytes, link_bytes};
-    if (!write_sized(all, out)) {
-      return invalid("out: set its size to sizeof(baton_comm_stats)", error);
-    }
-    return result_of(absl::OkStatus(), error);
+    return give_sized(all, out, "out: set its size to sizeof(baton_comm_stats)", error);
   });
 }
 

@@ -108,10 +108,6 @@ int32_t asked(baton_kv_connector* handle, baton_error* error, Body&& body) {
   });
 }
 
-// A number that C leaves at 0 for the default.
-Time time_of(int64_t nanoseconds, Time otherwise) {
-  return nanoseconds == 0 ? otherwise : timeout_of(nanoseconds);
-}
 std::chrono::steady_clock::time_point end_of(int64_t timeout) {
   const auto now = std::chrono::steady_clock::now();
   const auto longest = std::chrono::hours(24 * 365);
@@ -138,7 +134,7 @@ absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_option
   }
   if (from.serialized != 0) out.mode = baton::kvtransfer::KvSendMode::kSerialized;
   out.allow_pull = from.allow_pull != 0;
-  out.max_lease = time_of(from.max_lease, out.max_lease);
+  set_time(from.max_lease, out.max_lease);
   return out;
 }
 
@@ -163,9 +159,9 @@ absl::StatusOr<KvLoad> load_of(const baton_kv_load& from) {
   load.tokens.assign(from.tokens, from.tokens + from.token_count);
   load.first_token = from.first_token;
   load.blocks.assign(from.blocks, from.blocks + from.block_count);
-  load.timeout = time_of(from.timeout, load.timeout);
-  load.silence = time_of(from.silence, load.silence);
-  load.lease = time_of(from.lease, load.lease);
+  set_time(from.timeout, load.timeout);
+  set_time(from.silence, load.silence);
+  set_time(from.lease, load.lease);
   load.pull = from.pull != 0;
   return load;
 }
@@ -175,9 +171,7 @@ absl::StatusOr<KvLoad> load_of(const baton_kv_load& from) {
 extern "C" {
 
 void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t size) {
-  if (options == nullptr || size < sizeof options->size) return;
-  options->size = size;
-  write_sized(baton_kv_connector_options{}, options);
+  init_sized(baton_kv_connector_options{}, options, size);
 }
 
 int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
@@ -352,9 +346,7 @@ int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, 
     if (connector->loads.count(id) == 0) {
       return absl::NotFoundError(absl::StrCat("there is no load ", id));
     }
-    const std::vector<uint32_t> failed = of.failed_blocks(id);
-    *count = failed.size();
-    std::copy_n(failed.begin(), std::min(room, failed.size()), out);
+    give_list(of.failed_blocks(id), out, room, count);
     return absl::OkStatus();
   });
 }
@@ -408,7 +400,7 @@ int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding*
     bound.key = view(known.key);
     bound.tokens = known.tokens;
     bound.loads = known.loads;
-    bound.lease = time_of(known.lease, bound.lease);
+    set_time(known.lease, bound.lease);
     const absl::StatusOr<uint64_t> made = to.bind(bound);
     if (made.ok()) *job = *made;
     return made.status();
@@ -423,10 +415,7 @@ int32_t baton_kv_job_renew(baton_kv_connector* connector, uint64_t job, int64_t 
 
 int baton_kv_job_is_wanted(baton_kv_connector* connector, uint64_t job) {
   bool wanted = false;
-  locked(connector, nullptr, [&](KvConnector& of, auto&) {
-    wanted = of.is_wanted(job);
-    return 0;
-  });
+  locked(connector, nullptr, [&](KvConnector& of, auto&) { wanted = of.is_wanted(job); });
   return wanted ? 1 : 0;
 }
 

@@ -4,7 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "capi/comm_handle.h"
 #include "capi/include/baton/experts.h"
 
@@ -31,13 +30,6 @@ int32_t with_experts(const baton_experts* handle, baton_error* error, Body&& bod
   return with_own(handle, "experts is NULL: pass what baton_experts_create() made",
                   "experts belong to the process that this one was forked from: make others", error,
                   [&] { return body(*handle->experts); });
-}
-
-// How a call ended: BATON_ERR_TIMEOUT would be the end of a wait.
-int32_t end_of(const absl::Status& status, baton_error* error) {
-  const bool runs =
-      absl::IsDeadlineExceeded(status) && absl::StrContains(status.message(), "still runs");
-  return result_of(runs ? status : ended(status), error);
 }
 
 int32_t begun(const absl::StatusOr<Work>& started, baton_work* work, baton_error* error) {
@@ -72,7 +64,7 @@ int32_t baton_experts_create(baton_comm* comm, const baton_experts_options* opti
     own.capacity = all.capacity;
     own.in_flight = all.in_flight == 0 ? 1 : all.in_flight;
     own.mode = static_cast<baton::ExpertsMode>(all.mode);
-    if (all.rank_timeout != 0) own.rank_timeout = timeout_of(all.rank_timeout);
+    set_time(all.rank_timeout, own.rank_timeout);
     auto made = Experts::create(group, own);
     if (!made.ok()) return ended(made.status());
     auto handle = std::make_unique<baton_experts>();
@@ -131,15 +123,14 @@ int32_t baton_experts_combine(baton_experts* experts, baton_work dispatch, const
 
 int32_t baton_experts_wait(baton_experts* experts, baton_work work, int64_t timeout,
                            baton_error* error) {
-  return with_experts(experts, error, [&](Experts& of) {
-    return end_of(of.wait({work}, timeout_of(timeout)), error);
-  });
+  return with_experts(experts, error,
+                      [&](Experts& of) { return ended_by(of.wait({work}, timeout_of(timeout))); });
 }
 
 int32_t baton_experts_test(baton_experts* experts, baton_work work, baton_error* error) {
   return with_experts(experts, error, [&](Experts& of) {
     const auto result = of.test({work});
-    return result ? end_of(*result, error) : int32_t{BATON_IN_PROGRESS};
+    return result ? result_of(ended_by(*result), error) : int32_t{BATON_IN_PROGRESS};
   });
 }
 
@@ -147,12 +138,7 @@ int32_t baton_experts_missing(const baton_experts* experts, baton_work work, int
                               size_t room, size_t* count, baton_error* error) {
   if (!cleared(count)) return invalid("count is NULL: pass the address for the number", error);
   return with_experts(experts, error, [&](Experts& of) {
-    const std::vector<int> missing = work == 0 ? of.masked() : of.missing({work});
-    *count = missing.size();
-    for (size_t i = 0; i < missing.size() && i < room && ranks != nullptr; ++i) {
-      ranks[i] = missing[i];
-    }
-    return absl::OkStatus();
+    give_list(work == 0 ? of.masked() : of.missing({work}), ranks, room, count);
   });
 }
 

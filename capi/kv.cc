@@ -135,7 +135,6 @@ int32_t baton_kv_layout_create(const baton_kv_model* model, baton_kv_layout** ou
                     std::string(view(known.rope))};
     layout.format = view(known.format);
     *out = made.release();
-    return absl::OkStatus();
   });
 }
 
@@ -257,11 +256,8 @@ int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t ta
     return invalid("count, or out, is NULL: pass the address for the numbers", error);
   }
   return caught(error, [&] {
-    const std::vector<uint32_t> numbers =
-        baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank);
-    *count = numbers.size();
-    std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
-    return absl::OkStatus();
+    give_list(baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank), out, room,
+              count);
   });
 }
 
@@ -282,8 +278,7 @@ int32_t baton_kv_layout_get_group(const baton_kv_layout* layout, size_t number, 
   all.total_heads = group.total_heads;
   all.first_head = group.first_head;
   all.heads = group.heads;
-  if (!write_sized(all, out)) return invalid(kNoGroup, error);
-  return result_of(absl::OkStatus(), error);
+  return give_sized(all, out, kNoGroup, error);
 }
 
 int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out,
@@ -337,10 +332,7 @@ int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* ou
     if (!part.boxes.empty()) all.layers += static_cast<uint32_t>(part.layers.size());
   }
   all.complete = plan->plan.complete() ? 1 : 0;
-  if (!write_sized(all, out)) {
-    return invalid("out: set its size to sizeof(baton_kv_plan_info)", error);
-  }
-  return result_of(absl::OkStatus(), error);
+  return give_sized(all, out, "out: set its size to sizeof(baton_kv_plan_info)", error);
 }
 
 int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* plan,

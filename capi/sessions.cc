@@ -71,20 +71,15 @@ void baton_kv_session_destroy(baton_kv_session* session) {
 
 int baton_kv_session_turn(baton_kv_session* session) {
   bool busy = false;
-  in(session, nullptr, [&](KvSession& its) {
-    busy = its.turn();
-    return absl::OkStatus();
-  });
+  in(session, nullptr, [&](KvSession& its) { busy = its.turn(); });
   return busy ? 1 : 0;
 }
 
 int32_t baton_kv_session_open(baton_kv_session* session, const char* transfer, uint64_t* send,
                               baton_error* error) {
   if (!cleared(send)) return invalid("send is NULL: pass the address for the number", error);
-  return in(session, error, [&](KvSession& its) {
-    *send = its.open(std::string(view(transfer)), 0);
-    return absl::OkStatus();
-  });
+  return in(session, error,
+            [&](KvSession& its) { *send = its.open(std::string(view(transfer)), 0); });
 }
 
 int32_t baton_kv_session_save(baton_kv_session* session, uint64_t send, uint32_t layer,
@@ -97,17 +92,11 @@ int32_t baton_kv_session_save(baton_kv_session* session, uint64_t send, uint32_t
 }
 
 int32_t baton_kv_session_hold(baton_kv_session* session, uint64_t send, baton_error* error) {
-  return in(session, error, [&](KvSession& its) {
-    its.hold(send);
-    return absl::OkStatus();
-  });
+  return in(session, error, [&](KvSession& its) { its.hold(send); });
 }
 
 int32_t baton_kv_session_drop(baton_kv_session* session, uint64_t send, baton_error* error) {
-  return in(session, error, [&](KvSession& its) {
-    its.drop(send);
-    return absl::OkStatus();
-  });
+  return in(session, error, [&](KvSession& its) { its.drop(send); });
 }
 
 int32_t baton_kv_session_next_released(baton_kv_session* session, uint64_t* send,

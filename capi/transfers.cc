@@ -174,10 +174,7 @@ int32_t baton_transfer_release(baton_agent* agent, baton_transfer transfer, int6
 }
 
 void baton_transfer_abandon(baton_agent* agent, baton_transfer transfer) {
-  guarded(agent, nullptr, [&] {
-    agent->agent->abandon(AgentTransferId{transfer});
-    return 0;
-  });
+  guarded(agent, nullptr, [&] { agent->agent->abandon(AgentTransferId{transfer}); });
 }
 
 int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transfer,
@@ -191,10 +188,7 @@ int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transf
     all.transfer_ns = now->transfer_duration.count();
     all.bytes = now->bytes;
     all.descriptors = now->descriptors;
-    if (!write_sized(all, out)) {
-      return invalid("out: set its size to sizeof(baton_telemetry)", error);
-    }
-    return result_of(absl::OkStatus(), error);
+    return give_sized(all, out, "out: set its size to sizeof(baton_telemetry)", error);
   });
 }
 

@@ -61,7 +61,7 @@ int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32
   return with(comm, error, [&](baton::Communicator& group) {
     baton::WindowOptions options;
     options.signals = signals;
-    if (timeout != 0) options.timeout = timeout_of(timeout);
+    set_time(timeout, options.timeout);
     auto made = data == nullptr && bytes > 0 ? Window::allocate(group, bytes, options)
                                              : Window::create(group, data, bytes, options);
     if (!made.ok()) return ended(made.status());
@@ -101,10 +101,7 @@ int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint
 int32_t baton_window_bytes(const baton_window* window, int32_t rank, uint64_t* bytes,
                            baton_error* error) {
   if (!cleared(bytes)) return invalid("bytes is NULL: pass the address for the number", error);
-  return with_window(window, error, [&](Window& of) {
-    *bytes = of.bytes(rank);
-    return absl::OkStatus();
-  });
+  return with_window(window, error, [&](Window& of) { *bytes = of.bytes(rank); });
 }
 
 int32_t baton_window_view(baton_window* window, int32_t rank, const void** data, uint64_t* bytes,

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 
@@ -23,17 +24,10 @@ bool cannot_shrink(const BackingFile& file) {
 }
 
 const char* name_of(Access access) {
-  switch (access) {
-    case Access::kLocal:
-      return "local only";
-    case Access::kRemoteRead:
-      return "remote read";
-    case Access::kRemoteWrite:
-      return "remote write";
-    case Access::kRemoteReadWrite:
-      return "remote read and write";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"local only", "remote read", "remote write",
+                                    "remote read and write"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Access::kRemoteReadWrite) + 1);
+  return base::name_at(kNames, access, "?");
 }
 
 }  // namespace

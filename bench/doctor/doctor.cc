@@ -15,15 +15,9 @@ namespace {
 using Grade = Check::Grade;
 
 const char* name_of(Grade grade) {
-  switch (grade) {
-    case Grade::kOk:
-      return "ok";
-    case Grade::kWarn:
-      return "warn";
-    case Grade::kFail:
-      return "fail";
-  }
-  return "";
+  constexpr const char* kNames[] = {"ok", "warn", "fail"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Grade::kFail) + 1);
+  return base::name_at(kNames, grade, "");
 }
 
 void check_providers(const Json& info, const std::string& wanted, std::vector<Check>& out) {

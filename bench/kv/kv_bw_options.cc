@@ -17,8 +17,6 @@
 namespace baton::bench {
 namespace {
 
-constexpr int kUsage = 2;
-
 constexpr const char* kFooter = R"(Examples:
   baton kv_bw --provider shm --op both                     4,096 scattered pages of 16 KiB
   baton kv_bw --provider tcp --op read --baselines         the same over tcp, and UCX beside it
@@ -84,6 +82,10 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                           const std::vector<std::string>& values, const char* text) {
     app.add_option(flag, value, text)->check(engine::command_line::one_of(values));
   };
+  const auto number = [&](const char* flag, auto& value, uint64_t most, const char* text,
+                          const char* unit) {
+    return app.add_option(flag, value, text)->check(whole_number(1, most))->type_name(unit);
+  };
   const CLI::Validator size = engine::command_line::byte_size();
   app.add_option("HOST", options.host,
                  "a `baton kv_bw --listen` to connect to; default: both "
@@ -105,13 +107,10 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                     ->type_name("NAME")
                     ->excludes(pages)
                     ->excludes(page_bytes);
-  app.add_option("--tokens", work.tokens, "tokens of the request (default 4096)")
-      ->check(whole_number(1, 1 << 30))
-      ->type_name("T")
+  number("--tokens", work.tokens, 1 << 30, "tokens of the request (default 4096)", "T")
       ->needs(model);
-  app.add_option("--block-tokens", work.block_tokens, "tokens in a page of the cache (default 16)")
-      ->check(whole_number(1, 1 << 20))
-      ->type_name("B")
+  number("--block-tokens", work.block_tokens, 1 << 20, "tokens in a page of the cache (default 16)",
+         "B")
       ->needs(model);
   app.add_option("--tp", tp, "tensor-parallel degrees of the two sides (default 1:1)")
       ->type_name("SRC:DST")
@@ -120,12 +119,9 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                  "seconds of transfers, and again of the floor (default 2)")
       ->type_name("S")
       ->check(real_number(0.01, 3600));
-  app.add_option("--iters", options.transfers, "number of transfers instead of seconds")
-      ->type_name("N")
-      ->check(whole_number(1, uint64_t{1} << 32));
-  app.add_option("--inflight", options.inflight, "transfers in flight (default 1)")
-      ->type_name("K")
-      ->check(whole_number(1, 1024));
+  number("--iters", options.transfers, uint64_t{1} << 32, "number of transfers instead of seconds",
+         "N");
+  number("--inflight", options.inflight, 1024, "transfers in flight (default 1)", "K");
   engine::command_line::add_settings(app, options.settings);
   app.add_flag("--baselines,--rivals", options.baselines,
                "measure UCX too (tcp; needs ucx_perftest)");
@@ -154,7 +150,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   work.scattered = layout == "scattered";
   const auto refuse = [&name](const absl::Status& status) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
-    return KvBwCommand{.options = std::nullopt, .exit_status = kUsage};
+    return KvBwCommand{.options = std::nullopt, .exit_status = engine::command_line::kUsage};
   };
   const auto device = parse_memory_kind(memory);
   if (!device.ok()) return refuse(device.status());

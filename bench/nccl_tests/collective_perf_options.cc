@@ -19,8 +19,6 @@
 namespace baton::bench {
 namespace {
 
-constexpr int kUsage = 2;
-
 constexpr const char* kFooter = R"(Examples:
   baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 2             shm, the columns of nccl-tests
   baton all_reduce_perf --ranks 2 -b 8 -e 64M -f 8 --baselines  Open MPI beside it
@@ -155,7 +153,7 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   const auto bytes = [&](const char* flag, size_t& value, const char* text) {
     app.add_option(flag, value, text)->transform(size)->type_name("BYTES");
   };
-  const auto number = [&](const char* flag, int& value, int least, int most, const char* text) {
+  const auto number = [&](const char* flag, auto& value, int least, int most, const char* text) {
     app.add_option(flag, value, text)->type_name("N")->check(whole_number(least, most));
   };
   constexpr int kMost = 1 << 24;
@@ -164,9 +162,7 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
                          ->transform(size)
                          ->type_name("BYTES");
   bytes("-i,--stepbytes", options.step_bytes, "step between sizes (default 1M)");
-  app.add_option("-f,--stepfactor", options.step_factor, "multiply instead (default: add -i)")
-      ->type_name("N")
-      ->check(whole_number(1, 1 << 20));
+  number("-f,--stepfactor", options.step_factor, 1, 1 << 20, "multiply instead (default: add -i)");
   number("-n,--iters", options.iterations, 1, kMost, "timed calls (default 20)");
   number("-m,--agg_iters", options.aggregated, 1, 256, "calls in flight at once (default 1)");
   number("-w,--warmup_iters", options.warmup, 0, kMost, "warmup calls before them (default 1)");
@@ -188,21 +184,16 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   number("-a,--average", average, 0, 3,
          "which of the ranks' times to report: 0 rank 0, 1 mean (default), 2 min, 3 max");
   const CLI::Validator zero_or_one = one_of({"0", "1"}).description("");
-  app.add_option("-C,--report_cputime", options.cpu_time, "CPU time instead of elapsed time")
-      ->check(zero_or_one)
-      ->type_name("0/1");
-  app.add_option("-S,--report_timestamps", options.timestamps, "print when each row was done")
-      ->check(zero_or_one)
-      ->type_name("0/1");
-  app.add_option("-I,--per_iter_timing", options.per_iteration,
-                 "min, max, p99 and variation of the calls, of the slowest rank of each")
-      ->check(zero_or_one)
-      ->type_name("0/1");
+  const auto choice = [&](const char* flag, bool& value, const char* text) {
+    app.add_option(flag, value, text)->check(zero_or_one)->type_name("0/1");
+  };
+  choice("-C,--report_cputime", options.cpu_time, "CPU time instead of elapsed time");
+  choice("-S,--report_timestamps", options.timestamps, "print when each row was done");
+  choice("-I,--per_iter_timing", options.per_iteration,
+         "min, max, p99 and variation of the calls, of the slowest rank of each");
   number("-K,--per_iter_skip", options.per_iteration_skip, 0, kMost,
          "calls that -I leaves out at the start");
-  app.add_option("-u,--unalign", options.unalign, "offset into the buffers, in elements")
-      ->type_name("N")
-      ->check(whole_number(0, 1 << 20));
+  number("-u,--unalign", options.unalign, 0, 1 << 20, "offset into the buffers, in elements");
   app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
@@ -215,19 +206,15 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   number("-t,--nthreads", threads, 1, 1024, "ranks to fork, with -g: -t times -g");
   number("-g,--ngpus", gpus, 1, 1024,
          "ranks to fork; 1 (default): one per process that mpirun started");
-  app.add_option("--ranks", options.ranks,
-                 "ranks to fork (default: the ranks that mpirun, srun or torchrun started; else 2)")
-      ->type_name("N")
-      ->check(whole_number(1, 1024));
+  number("--ranks", options.ranks, 1, 1024,
+         "ranks to fork (default: the ranks that mpirun, srun or torchrun started; else 2)");
   engine::command_line::add_provider(app, options.provider, "the only provider to use");
   engine::command_line::add_settings(app, options.settings);
   engine::command_line::add_link(app, options.link);
   app.add_option("--algorithm", texts.algorithm, "algorithm, instead of the chosen one")
       ->check(engine::command_line::not_empty())
       ->type_name("NAME");
-  app.add_option("--channels", options.call.channels, "channels, instead of the chosen number")
-      ->check(whole_number(1, 256))
-      ->type_name("N");
+  number("--channels", options.call.channels, 1, 256, "channels, instead of the chosen number");
   bytes("--chunk", options.call.chunk_bytes, "size of one message, instead of the chosen one");
   bool ordered = false;
   app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
@@ -283,7 +270,7 @@ CollectivePerfCommand parse_collective_perf(int argc, const char* const* argv) {
   if (status.ok()) status = finish(options, texts);
   if (!status.ok()) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";
-    return {.options = std::nullopt, .exit_status = kUsage};
+    return {.options = std::nullopt, .exit_status = engine::command_line::kUsage};
   }
   return {.options = std::move(options), .exit_status = 0};
 }

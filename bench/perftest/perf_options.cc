@@ -20,7 +20,6 @@ namespace baton::bench {
 
 namespace {
 
-constexpr int kUsage = 2;
 constexpr size_t kAllLast = size_t{1} << 23;
 constexpr const char* kJsonName = "perftest_out.json";
 using Verb = PerfTest::Verb;
@@ -303,7 +302,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
 
   const auto refuse = [&](std::string_view what) {
     std::cerr << name << ": " << what << " (see " << name << " --help)\n";
-    return PerfCommand{.options = std::nullopt, .exit_status = kUsage};
+    return PerfCommand{.options = std::nullopt, .exit_status = engine::command_line::kUsage};
   };
   engine::command_line::prepare(app, name);
   try {

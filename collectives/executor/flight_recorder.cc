@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/limits/refusals.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/prefetch.h"
 
 namespace baton::collectives::executor {
@@ -29,21 +30,9 @@ using Words = std::array<uint64_t, kWords>;
 static_assert(sizeof(Words) == sizeof(FlightEvent), "an event has holes: its words are undefined");
 
 std::string_view name_of(FlightEvent::Kind kind) {
-  switch (kind) {
-    case FlightEvent::Kind::kCallBegin:
-      return "begin";
-    case FlightEvent::Kind::kCallEnd:
-      return "end";
-    case FlightEvent::Kind::kSend:
-      return "send";
-    case FlightEvent::Kind::kReceive:
-      return "receive";
-    case FlightEvent::Kind::kPeerLost:
-      return "lost";
-    case FlightEvent::Kind::kAbort:
-      return "abort";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"begin", "end", "send", "receive", "lost", "abort"};
+  static_assert(std::size(kNames) == static_cast<size_t>(FlightEvent::Kind::kAbort) + 1);
+  return base::name_at(kNames, kind, "?");
 }
 
 // Towards the peer, or from it.

@@ -132,6 +132,7 @@ class PointToPoint {
   absl::StatusOr<bool> advance_peer(uint32_t peer);
   absl::StatusOr<bool> advance_send(Flow& flow);
   absl::StatusOr<bool> announce(Flow& flow);
+  static Packet packet_of(Packet::Kind kind, const Flow& flow, const Piece& piece);
   absl::StatusOr<bool> send_piece(Flow& flow, Piece& piece);
   absl::StatusOr<bool> advance_receive(Flow& flow);
   absl::StatusOr<bool> read(Flow& flow);

@@ -29,6 +29,16 @@ size_t PointToPoint::block_bytes(const Call& call) {
 
 // --- sends ------------------------------------------------------------------------------------
 
+Packet PointToPoint::packet_of(Packet::Kind kind, const Flow& flow, const Piece& piece) {
+  Packet packet;
+  packet.kind = kind;
+  packet.type = static_cast<uint8_t>(&piece - flow.pieces.data());
+  packet.number = flow.number;
+  packet.count = piece.first;
+  packet.length = static_cast<uint32_t>(piece.bytes);
+  return packet;
+}
+
 absl::StatusOr<bool> PointToPoint::advance_send(Flow& flow) {
   if (flow.state == Flow::State::kNew) return announce(flow);
   bool any = false;
@@ -101,12 +111,7 @@ absl::StatusOr<bool> PointToPoint::send_piece(Flow& flow, Piece& piece) {
     piece.ready = true;
     source = piece.block.data;
   }
-  Packet packet;
-  packet.kind = Packet::Kind::kPiece;
-  packet.type = static_cast<uint8_t>(&piece - flow.pieces.data());
-  packet.number = flow.number;
-  packet.count = piece.first;
-  packet.length = static_cast<uint32_t>(piece.bytes);
+  const Packet packet = packet_of(Packet::Kind::kPiece, flow, piece);
   if (link.reads()) {
     Link::Place place;
     if (!link.show(source, piece.bytes, place)) {
@@ -206,12 +211,7 @@ absl::StatusOr<bool> PointToPoint::grant(Flow& flow, bool& any) {
       return absl::InternalError("memory of ours cannot be granted to the peer");
     }
   }
-  Packet packet;
-  packet.kind = Packet::Kind::kGrant;
-  packet.type = static_cast<uint8_t>(&piece - flow.pieces.data());
-  packet.number = flow.number;
-  packet.count = piece.first;
-  packet.length = static_cast<uint32_t>(piece.bytes);
+  const Packet packet = packet_of(Packet::Kind::kGrant, flow, piece);
   if (!tell(flow.peer, packet, piece.place.span())) {
     give_back(receive_blocks_, piece.block);
     return false;

@@ -24,13 +24,9 @@ namespace baton::collectives::internal {
 class CallStarter {
  public:
   // All outlive this. `mutex` is the communicator's lock.
-  struct Needs {
-    const CommunicatorOptions& options;
+  struct Needs : Windows::Needs {
     std::mutex& mutex;
-    Mesh& mesh;
     Tuner& tuner;
-    CallTable& calls;
-    FailureDetector& failure;
     Driver& driver;
     DeviceCalls& devices;
   };

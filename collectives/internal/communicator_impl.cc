@@ -191,11 +191,11 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
     calls = std::make_unique<CallTable>(CallTable::Needs{options, own, mesh.ranks(), core.clock(),
                                                          mesh.control(), *tuner, *executor,
                                                          recorder, &*devices, &core, this});
-    windows = std::make_unique<Windows>(Windows::Needs{options, mesh, *calls, failure});
-    driver = std::make_unique<Driver>(
-        Driver::Needs{mutex, mesh, *executor, *calls, failure, *windows}, this);
-    starter = std::make_unique<CallStarter>(
-        CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
+    const Windows::Needs needs{options, mesh, *calls, failure};
+    windows = std::make_unique<Windows>(needs);
+    driver = std::make_unique<Driver>(Driver::Needs{needs, mutex, *executor, *windows}, this);
+    starter =
+        std::make_unique<CallStarter>(CallStarter::Needs{needs, mutex, *tuner, *driver, *devices});
   }
   failure.watch(*executor, *calls);
   mesh.want_first();

@@ -18,12 +18,9 @@ namespace baton::collectives::internal {
 class Driver {
  public:
   // All outlive the driver. `mutex` is the communicator's lock.
-  struct Needs {
+  struct Needs : Windows::Needs {
     std::mutex& mutex;
-    Mesh& mesh;
     executor::Executor& executor;
-    CallTable& calls;
-    FailureDetector& failure;
     Windows& windows;
   };
   // `group`: what this drives, as the endpoint knows it.

@@ -36,18 +36,6 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
     case Collective::kAllGather:
       direct_all_gather(n, rank, input(rank), w);
       break;
-    case Collective::kBroadcast:
-      broadcast_down(w, star_branch(n, spec.root, rank), input(0));
-      break;
-    case Collective::kReduce:
-      reduce_up(w, star_branch(n, spec.root, rank), false);
-      break;
-    case Collective::kGather:
-      gather_up(w, n, rank, star_branch(n, spec.root, rank));
-      break;
-    case Collective::kScatter:
-      scatter_down(w, n, rank, star_branch(n, spec.root, rank));
-      break;
     case Collective::kAllToAll:
       for (uint32_t i = 1; i < n; ++i) w.send((rank + i) % n, input((rank + i) % n));
       w.copy(output(rank), input(rank));
@@ -60,6 +48,7 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
       for (uint32_t i = 1; i < n; ++i) w.await_signal((rank + n - i) % n);
       break;
     default:
+      write_along(w, spec, rank, star_branch(n, spec.root, rank));
       break;
   }
 }

@@ -278,18 +278,6 @@ void write_recursive_doubling(const ScheduleSpec& spec, uint32_t rank, uint32_t,
     case Collective::kAllGather:
       all_gather(n, rank, w);
       break;
-    case Collective::kBroadcast:
-      broadcast_down(w, binomial_branch(n, spec.root, rank), input(0));
-      break;
-    case Collective::kReduce:
-      reduce_up(w, binomial_branch(n, spec.root, rank), false);
-      break;
-    case Collective::kGather:
-      gather_up(w, n, rank, binomial_branch(n, spec.root, rank));
-      break;
-    case Collective::kScatter:
-      scatter_down(w, n, rank, binomial_branch(n, spec.root, rank));
-      break;
     case Collective::kBarrier:
       for (uint32_t distance = 1; distance < n; distance *= 2) {
         w.signal((rank + distance) % n);
@@ -297,6 +285,7 @@ void write_recursive_doubling(const ScheduleSpec& spec, uint32_t rank, uint32_t,
       }
       break;
     default:
+      write_along(w, spec, rank, binomial_branch(n, spec.root, rank));
       break;
   }
 }

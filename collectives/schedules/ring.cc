@@ -72,13 +72,8 @@ void write_ring(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
       ring_all_gather(w, group, 1, range, input);
       w.copy(output(rank), input(rank));
       break;
-    case Collective::kBroadcast:
-      broadcast_down(w, ring_branch(group, spec.root), input(0));
-      break;
-    case Collective::kReduce:
-      reduce_up(w, ring_branch(group, spec.root), false);
-      break;
     default:
+      write_along(w, spec, rank, ring_branch(group, spec.root));
       break;
   }
 }

@@ -54,20 +54,9 @@ Branch binary_branch(uint32_t ranks, uint32_t root, uint32_t rank, uint32_t chan
 void write_tree(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Writer& w) {
   const uint32_t root = spec.collective == Collective::kAllReduce ? 0 : spec.root;
   const Branch branch = binary_branch(spec.ranks, root, rank, channel);
-  switch (spec.collective) {
-    case Collective::kAllReduce:
-      reduce_up(w, branch, true);
-      broadcast_down(w, branch, output(0));
-      break;
-    case Collective::kBroadcast:
-      broadcast_down(w, branch, input(0));
-      break;
-    case Collective::kReduce:
-      reduce_up(w, branch, false);
-      break;
-    default:
-      break;
-  }
+  if (spec.collective != Collective::kAllReduce) return write_along(w, spec, rank, branch);
+  reduce_up(w, branch, true);
+  broadcast_down(w, branch, output(0));
 }
 
 // Sending down and reducing up any tree, for all algorithms with trees.
@@ -105,6 +94,13 @@ void reduce_up(Writer& w, const Branch& branch, bool use_output) {
   if (branch.root) return;
   if (own.buffer == BufferName::kScratch) w.need_scratch(1);
   w.send(branch.parent, own);
+}
+
+void write_along(Writer& w, const ScheduleSpec& spec, uint32_t rank, const Branch& branch) {
+  if (spec.collective == Collective::kBroadcast) broadcast_down(w, branch, input(0));
+  if (spec.collective == Collective::kReduce) reduce_up(w, branch, false);
+  if (spec.collective == Collective::kGather) gather_up(w, spec.ranks, rank, branch);
+  if (spec.collective == Collective::kScatter) scatter_down(w, spec.ranks, rank, branch);
 }
 
 }  // namespace baton::collectives::schedules

@@ -186,6 +186,8 @@ void reduce_up(Writer& w, const Branch& branch, bool use_output);
 // to each rank's output.
 void gather_up(Writer& w, uint32_t n, uint32_t rank, const Branch& branch);
 void scatter_down(Writer& w, uint32_t n, uint32_t rank, const Branch& branch);
+// The one of these four that spec.collective names, if any.
+void write_along(Writer& w, const ScheduleSpec& spec, uint32_t rank, const Branch& branch);
 // The most blocks in one message of these two along binomial_branch().
 uint32_t binomial_message(uint32_t ranks);
 

@@ -70,9 +70,6 @@ class StreamCopies final : public internal::DeviceCopies {
   absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs,
                      bool kernels = true) override;
   std::optional<absl::Status> ended(size_t slot) override;
-  double seconds(size_t bytes) const override {
-    return copier_->table().nanoseconds(CopyRoute::kOnDevice, CopyWay::kSingle, 1, bytes) * 1e-9;
-  }
 
  private:
   explicit StreamCopies(const Device& device) : device_(device) {}

@@ -318,47 +318,42 @@ absl::Status Agent::post(AgentTransferId transfer, const std::string_view* messa
 }
 
 absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
+  if (!transfer.ok()) return transfer.status();
   impl_->worker->help();
-  transfer->feed();
-  return transfer->state();
+  (*transfer)->feed();
+  return (*transfer)->state();
 }
 
 absl::StatusOr<bool> Agent::local_free(AgentTransferId id) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
+  if (!transfer.ok()) return transfer.status();
   impl_->worker->help();
-  return transfer->local_free();
+  return (*transfer)->local_free();
 }
 
 absl::Status Agent::status(AgentTransferId id) const {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  return transfer == nullptr ? no_such_transfer() : transfer->outcome().status;
+  return transfer.ok() ? (*transfer)->outcome().status : transfer.status();
 }
 
 absl::StatusOr<AgentOutcome> Agent::outcome(AgentTransferId id) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
+  if (!transfer.ok()) return transfer.status();
   impl_->worker->help();
-  transfer->feed();
-  return transfer->outcome();
+  (*transfer)->feed();
+  return (*transfer)->outcome();
 }
 
 absl::Status Agent::wait(AgentTransferId id, Time timeout) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
+  if (!transfer.ok()) return transfer.status();
   AgentOutcome outcome;
   absl::Status waited = impl_->worker->wait_until(
       [&] {
-        transfer->feed();
-        if (transfer->state() == AgentTransferState::kRunning) return false;
-        outcome = transfer->outcome();  // kept: another thread may post it again at once
+        (*transfer)->feed();
+        if ((*transfer)->state() == AgentTransferState::kRunning) return false;
+        outcome = (*transfer)->outcome();  // kept: another thread may post it again at once
         return outcome.state != AgentTransferState::kRunning;
       },
       timeout);
@@ -374,16 +369,14 @@ absl::Status Agent::run(AgentTransferId id, Time timeout) {
 }
 
 absl::Status Agent::abort(AgentTransferId id) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
-  transfer->abort();
+  if (!transfer.ok()) return transfer.status();
+  (*transfer)->abort();
   impl_->drive();
   return absl::OkStatus();
 }
 
 absl::Status Agent::release(AgentTransferId id, Time timeout) {
-  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->release(id, timeout);
 }
 
@@ -401,10 +394,9 @@ void Agent::abandon(AgentTransferId id) {
 }
 
 absl::StatusOr<AgentTelemetry> Agent::telemetry(AgentTransferId id) const {
-  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
-  return transfer->telemetry();
+  if (!transfer.ok()) return transfer.status();
+  return (*transfer)->telemetry();
 }
 
 absl::Status Agent::notify(std::string_view agent, std::string_view message) {

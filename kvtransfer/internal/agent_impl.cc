@@ -235,10 +235,13 @@ std::shared_ptr<const AgentList> Agent::Impl::find_list(AgentListId id) const {
   return at == lists.end() ? nullptr : at->second;
 }
 
-std::shared_ptr<AgentTransfer> Agent::Impl::find_transfer(AgentTransferId id) const {
+absl::StatusOr<std::shared_ptr<AgentTransfer>> Agent::Impl::find_transfer(
+    AgentTransferId id) const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   std::lock_guard lock(mutex);
   const auto at = transfers.find(id.value);
-  return at == transfers.end() ? nullptr : at->second;
+  if (at == transfers.end()) return no_such_transfer();
+  return at->second;
 }
 
 template <typename... Which>
@@ -311,8 +314,9 @@ absl::Status Agent::Impl::check_fence(const AgentTransfer& transfer) {
 }
 
 absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
-  const std::shared_ptr<AgentTransfer> transfer = find_transfer(id);
-  if (transfer == nullptr) return no_such_transfer();
+  const auto found = find_transfer(id);
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<AgentTransfer>& transfer = *found;
   transfer->close();  // or another thread would post it behind the look that finds it quiet
   if (!transfer->quiet()) {
     transfer->abort();

@@ -84,7 +84,7 @@ class Agent::Impl {
   // NotFound where the agent is not the one any more whose memory was prepared; `again`: a remedy.
   absl::Status check_epoch(const std::string& agent, uint64_t epoch, const char* again) const;
   std::shared_ptr<const AgentList> find_list(AgentListId id) const;
-  std::shared_ptr<AgentTransfer> find_transfer(AgentTransferId id) const;
+  absl::StatusOr<std::shared_ptr<AgentTransfer>> find_transfer(AgentTransferId id) const;
   absl::Status post(AgentTransferId id, const std::string_view* message);
   absl::Status release(AgentTransferId id, Time timeout);
   absl::Status check_fence(const AgentTransfer& transfer);  // of one that has ended

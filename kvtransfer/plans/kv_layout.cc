@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/plans/kv_extents.h"
+#include "transport/base/nearest_name.h"
 
 namespace baton::kvtransfer {
 
@@ -108,45 +109,18 @@ absl::Status check_field(const KvLayout& layout, const KvGroup& group, const KvF
 }  // namespace
 
 absl::string_view name_of(KvRole role) {
-  switch (role) {
-    case KvRole::kOpaque:
-      return "opaque head";
-    case KvRole::kKey:
-      return "K";
-    case KvRole::kValue:
-      return "V";
-    case KvRole::kLatent:
-      return "latent";
-    case KvRole::kRopeKey:
-      return "rotated part of K";
-    case KvRole::kKeyScale:
-      return "scale of K";
-    case KvRole::kValueScale:
-      return "scale of V";
-    case KvRole::kLatentScale:
-      return "scale of the latent";
-  }
-  return "";
+  constexpr const char* kNames[] = {"",           "opaque head", "K",
+                                    "V",          "latent",      "rotated part of K",
+                                    "scale of K", "scale of V",  "scale of the latent"};
+  static_assert(std::size(kNames) == static_cast<size_t>(kLastKvRole) + 1);
+  return base::name_at(kNames, role, "");
 }
 
 absl::string_view name_of(KvDtype dtype) {
-  switch (dtype) {
-    case KvDtype::kByte:
-      return "bytes";
-    case KvDtype::kInt8:
-      return "int8";
-    case KvDtype::kFloat8E4M3:
-      return "fp8 e4m3";
-    case KvDtype::kFloat8E5M2:
-      return "fp8 e5m2";
-    case KvDtype::kFloat16:
-      return "fp16";
-    case KvDtype::kBfloat16:
-      return "bf16";
-    case KvDtype::kFloat32:
-      return "fp32";
-  }
-  return "";
+  constexpr const char* kNames[] = {"",         "bytes", "int8", "fp8 e4m3",
+                                    "fp8 e5m2", "fp16",  "bf16", "fp32"};
+  static_assert(std::size(kNames) == static_cast<size_t>(kLastKvDtype) + 1);
+  return base::name_at(kNames, dtype, "");
 }
 
 uint32_t KvLayout::layers() const {

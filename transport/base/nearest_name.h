@@ -1,6 +1,7 @@
-// Suggests the name that a user mistyped.
+// Names: the one that a user mistyped, and those of an enum in a table.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,5 +17,12 @@ std::optional<std::string> nearest_name(std::string_view name,
 
 // "; did you mean X?" for the nearest, "" where nothing is near.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
+
+// The name of an enum's value in a table, by its number; `otherwise` for a number behind the last.
+template <typename Enum, size_t kCount>
+const char* name_at(const char* const (&names)[kCount], Enum value, const char* otherwise) {
+  const auto at = static_cast<size_t>(value);
+  return at < kCount ? names[at] : otherwise;
+}
 
 }  // namespace baton::base

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 
 namespace baton::framed {
@@ -108,23 +109,10 @@ absl::Status check(const Frame& f) {
 }  // namespace
 
 const char* frame_name(FrameType type) {
-  switch (type) {
-    case FrameType::kWrite:
-      return "WRITE";
-    case FrameType::kWriteAck:
-      return "WRITE_ACK";
-    case FrameType::kRead:
-      return "READ";
-    case FrameType::kReadData:
-      return "READ_DATA";
-    case FrameType::kReadEnd:
-      return "READ_END";
-    case FrameType::kCancelRead:
-      return "CANCEL_READ";
-    case FrameType::kGoodbye:
-      return "GOODBYE";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"unknown",   "WRITE",    "WRITE_ACK",   "READ",
+                                    "READ_DATA", "READ_END", "CANCEL_READ", "GOODBYE"};
+  static_assert(std::size(kNames) == static_cast<size_t>(FrameType::kGoodbye) + 1);
+  return base::name_at(kNames, type, "unknown");
 }
 
 void encode_header(const Frame& f, char* out) {

@@ -182,6 +182,24 @@ absl::StatusOr<std::byte*> FramedRail::resolve(const Frame& frame, Access want,
   return base;
 }
 
+Frame FramedRail::ask(OpenSlice& slot, size_t most_pieces, size_t most, char* out) {
+  const TransferDescriptor& t = *slot.transfer;
+  Frame frame{.type = FrameType::kRead,
+              .transfer = slot.id,
+              .slice = slot.slice,
+              .region = t.remote.index,
+              .generation = t.remote.generation,
+              .key = t.remote.key,
+              .slice_offset = slot.framed};
+  take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame, most_pieces,
+              most, out, [](const Piece&) {});
+  slot.framed += frame.bytes;
+  slot.begun = true;
+  ++slot.reads_open;
+  ++reads_open_;
+  return frame;
+}
+
 void FramedRail::on_write_ack(const Frame& frame, std::string_view text, EventSink& sink) {
   OpenSlice* slot = find_slot(frame, Op::kWrite);
   if (slot == nullptr || !slot->said) {

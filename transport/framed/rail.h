@@ -82,6 +82,8 @@ class FramedRail : public Rail {
   // pieces; the table words the refusal. Returns the base of the region.
   absl::StatusOr<std::byte*> resolve(const Frame& frame, Access want,
                                      absl::Span<const WirePiece> pieces) const;
+  // As initiator: the frame that asks for what comes next of a read, its pieces at `out`.
+  Frame ask(OpenSlice& slot, size_t most_pieces, size_t most, char* out);
   // As initiator: the target's last word on a slice.
   void on_write_ack(const Frame& frame, std::string_view text, EventSink& sink);
 
@@ -102,6 +104,28 @@ class FramedRail : public Rail {
   uint64_t seen_moved_ = 0;
   bool looked_ = false;  // seen_moved_ is of this wait
 };
+
+// Encodes at `out` what the cursor yields, as far as one frame goes: so many bytes at most, and as
+// many pieces as a receiver can land at once. Hands every piece to `each`. Pieces that follow each
+// other at the target become one there.
+template <typename Each>
+void take_pieces(TransferCursor cursor, Frame& frame, size_t most_pieces, size_t most, char* out,
+                 const Each& each) {
+  WirePiece wire;
+  Piece piece;
+  for (size_t n = 0;
+       n < most_pieces && frame.bytes < most && cursor.next(piece, most - frame.bytes); ++n) {
+    each(piece);
+    frame.bytes += static_cast<uint32_t>(piece.bytes);
+    if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
+      wire.bytes += static_cast<uint32_t>(piece.bytes);
+    } else {
+      wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
+      ++frame.pieces;
+    }
+    encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
+  }
+}
 
 // The peer's status in a kWriteAck or kReadEnd, safe for messages and terminals.
 absl::Status status_of(const Frame& frame, std::string_view text);

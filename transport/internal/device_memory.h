@@ -84,8 +84,6 @@ class DeviceCopies {
   // How the copy in the slot ended, which is then free; nothing as long as it may move bytes.
   // Never blocks.
   virtual std::optional<absl::Status> ended(size_t slot) = 0;
-  // What a copy of so many bytes within the device takes, by what was measured; 0: nothing was.
-  virtual double seconds(size_t /*bytes*/) const { return 0; }
 };
 
 // Vectors in memory of a device and of the host, combined element by element:

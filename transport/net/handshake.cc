@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/nearest_name.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/crypto.h"
@@ -342,15 +343,9 @@ absl::Status Handshake::on_info(std::string_view bytes) {
 }
 
 const char* name(Protection protection) {
-  switch (protection) {
-    case Protection::kHeads:
-      return "plain";
-    case Protection::kIntegrity:
-      return "authenticated";
-    case Protection::kEncrypt:
-      return "encrypted";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"plain", "authenticated", "encrypted"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Protection::kEncrypt) + 1);
+  return base::name_at(kNames, protection, "unknown");
 }
 
 namespace {

@@ -44,11 +44,7 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
           absl::StrFormat("the file behind the region has %u bytes, too few for %u bytes at %u",
                           bytes, region.size, region.file.offset));
     }
-    for (File& file : files_) {
-      if (file.on_device || file.device != info.st_dev || file.inode != info.st_ino) continue;
-      ++file.regions;
-      number = file.number;
-    }
+    number = share_file(false, info.st_dev, info.st_ino);
     if (number == 0) {
       base::UniqueFd fd(fcntl(region.file.fd, F_DUPFD_CLOEXEC, 0));
       if (!fd.valid()) {
@@ -67,16 +63,8 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
 // Peers get no address of it: none that they could use, and none to be mistaken for the host's.
 absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
   const DeviceExport& shared = region.shared;
-  uint64_t number = 0;
+  uint64_t number = share_file(true, shared.allocation[0], shared.allocation[1]);
   uint64_t fresh = 0;
-  for (File& file : files_) {
-    if (!file.on_device || file.device != shared.allocation[0] ||
-        file.inode != shared.allocation[1]) {
-      continue;
-    }
-    ++file.regions;
-    number = file.number;
-  }
   if (number == 0) {
     base::UniqueFd fd;
     if (!shared.by_handle) fd.reset(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0));
@@ -95,6 +83,15 @@ absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
   }
   fill(row(region.index), region, 0, number, shared.offset);
   return fresh;
+}
+
+uint64_t Exports::share_file(bool on_device, uint64_t device, uint64_t inode) {
+  for (File& file : files_) {
+    if (file.on_device != on_device || file.device != device || file.inode != inode) continue;
+    ++file.regions;
+    return file.number;
+  }
+  return 0;
 }
 
 void Exports::fill(SharedRegion& out, const RegionEntry& region, uint64_t base, uint64_t number,

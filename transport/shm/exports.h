@@ -67,6 +67,8 @@ class Exports {
 
  private:
   absl::StatusOr<uint64_t> publish_on_device(const RegionEntry& region);
+  // The number of a file that is there, which is now behind one region more; 0: it is new.
+  uint64_t share_file(bool on_device, uint64_t device, uint64_t inode);
   static void fill(SharedRegion& out, const RegionEntry& region, uint64_t base, uint64_t number,
                    uint64_t offset);
   SharedRegion& row(uint32_t index) { return file_.mapping.as<ControlSegment>()->regions[index]; }

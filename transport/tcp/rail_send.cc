@@ -10,29 +10,6 @@
 namespace baton::tcp {
 namespace {
 
-// Encodes at `out` what the cursor yields, as far as one frame goes (which is as many pieces as a
-// receiver can land at once), and hands every piece to `each`. Pieces that follow each other at the
-// target become one there.
-template <typename Each>
-void take_pieces(TransferCursor cursor, framed::Frame& frame, size_t most, char* out,
-                 const Each& each) {
-  framed::WirePiece wire;
-  Piece piece;
-  for (uint32_t n = 0;
-       n < framed::kMaxPieces && frame.bytes < most && cursor.next(piece, most - frame.bytes);
-       ++n) {
-    each(piece);
-    frame.bytes += static_cast<uint32_t>(piece.bytes);
-    if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
-      wire.bytes += static_cast<uint32_t>(piece.bytes);
-    } else {
-      wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
-      ++frame.pieces;
-    }
-    framed::encode_piece(wire, out + (frame.pieces - 1) * framed::kPieceBytes);
-  }
-}
-
 // Small pages that lie scattered cost sendmsg() a miss in the TLB and in the caches each, one after
 // the other. Asked for while a batch is put together they come side by side. From 2 KiB on the
 // processor's own prefetching does as well, or better (docs/history.md).
@@ -222,11 +199,11 @@ bool TcpRail::add_write() {
     char* out = head + framed::kHeaderBytes;
     start_payload();
     bool there = true;
-    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
-                most_payload(), out, [&](const Piece& piece) {
-                  there = there &&
-                          add_payload(t.local_base + piece.local_offset, piece.bytes, vector, kept);
-                });
+    framed::take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
+                        framed::kMaxPieces, most_payload(), out, [&](const Piece& piece) {
+                          there = there && add_payload(t.local_base + piece.local_offset,
+                                                       piece.bytes, vector, kept);
+                        });
     if (!there) {  // nothing of this frame has been promised: the next one gives the slice up
       forget_payload(mark);
       slot.aborted = true;
@@ -277,26 +254,14 @@ bool TcpRail::add_write() {
 bool TcpRail::add_read() {
   if (reads_.empty() || reads_open_ == kMaxReads || !batch_.fits_frame()) return false;
   Slot& slot = slots_[reads_.front()];
-  const TransferDescriptor& t = *slot.transfer;
   if (slot.framed < slot.bytes()) {
-    framed::Frame frame{.type = framed::FrameType::kRead,
-                        .transfer = slot.id,
-                        .slice = slot.slice,
-                        .region = t.remote.index,
-                        .generation = t.remote.generation,
-                        .key = t.remote.key,
-                        .slice_offset = slot.framed};
     char* const place = batch_.next_header();
     char* const head = place + net::kSealPrefix;
-    take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
-                most_payload(), head + framed::kHeaderBytes, [](const Piece&) {});
+    const framed::Frame frame =
+        ask(slot, framed::kMaxPieces, most_payload(), head + framed::kHeaderBytes);
     framed::encode_header(frame, head);
     sealer_.head(place, framed::kHeaderBytes + frame.meta_bytes());
     batch_.add_header(framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes);
-    slot.framed += frame.bytes;
-    slot.begun = true;
-    ++slot.reads_open;
-    ++reads_open_;
   }
   if (slot.framed == slot.bytes()) reads_.pop();
   return true;

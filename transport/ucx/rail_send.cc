@@ -180,38 +180,11 @@ void UcxRail::send_write(Slot& slot) {
 }
 
 void UcxRail::send_read(Slot& slot) {
-  const TransferDescriptor& t = *slot.transfer;
-  Frame frame{.type = FrameType::kRead,
-              .transfer = slot.id,
-              .slice = slot.slice,
-              .region = t.remote.index,
-              .generation = t.remote.generation,
-              .key = t.remote.key,
-              .slice_offset = slot.framed};
   Packet* packet = shared_->engine->acquire(
       slot.bytes() <= kUrgentBytes / kMaxPieces ? 1024 : kHeaderBytes + kMaxPieces * kPieceBytes);
   char* out = packet->data.get() + kHead;
   const size_t most = (packet->capacity - kHead - net::kSealTag) / kPieceBytes;
-  TransferCursor cursor(t.local, t.remote_layout, slot.begin + slot.framed, slot.end);
-  Piece piece;
-  WirePiece wire;
-  for (size_t n = 0; n < std::min<size_t>(most, kMaxPieces) && frame.bytes < kRequest &&
-                     cursor.next(piece, kRequest - frame.bytes);
-       ++n) {
-    frame.bytes += static_cast<uint32_t>(piece.bytes);
-    if (frame.pieces > 0 && wire.offset + wire.bytes == piece.remote_offset) {
-      wire.bytes += static_cast<uint32_t>(piece.bytes);
-    } else {
-      wire = {piece.remote_offset, static_cast<uint32_t>(piece.bytes)};
-      ++frame.pieces;
-    }
-    framed::encode_piece(wire, out + (frame.pieces - 1) * kPieceBytes);
-  }
-  slot.framed += frame.bytes;
-  slot.begun = true;
-  ++slot.reads_open;
-  ++reads_open_;
-  send_frame(frame, packet);
+  send_frame(ask(slot, std::min<size_t>(most, kMaxPieces), kRequest, out), packet);
 }
 
 // The next message of the oldest read of the peer. The region is looked up each time: it may have

@@ -19,27 +19,38 @@ absl::Status malformed() {
 }
 
 // The fields of each message, in their order on the wire.
-template <typename Wire, typename T>
-void arrival_members(Wire& wire, T& m) {
+constexpr auto kArrivalMembers = [](auto& wire, auto& m) {
   wire(m.transfer, m.slice, m.slice_bytes, m.total_bytes, m.counter_index, m.counter_generation,
        m.increment);
   wire.text(m.notify, kMaxArrivalNotify);
-}
-template <typename Wire, typename T>
-void name_members(Wire& wire, T& m) {
-  wire(m.index, m.generation, m.key);
-}
-template <typename Wire, typename T>
-void endpoint_members(Wire& wire, T& m) {
+};
+constexpr auto kNameMembers = [](auto& wire, auto& m) { wire(m.index, m.generation, m.key); };
+constexpr auto kEndpointMembers = [](auto& wire, auto& m) {
   wire(m.rail, m.rails, m.incarnation, m.port, m.origin, m.recovery, m.mtu, m.family, m.rd_atomic,
        m.lid, m.receives, m.queue_pair, m.sequence, m.by_cm, m.cm_port, m.gid.raw, m.traffic_class,
        m.service_level);
-}
-template <typename Wire, typename T>
-void note_members(Wire& wire, T& m) {
+};
+constexpr auto kNoteMembers = [](auto& wire, auto& m) {
   wire(m.rail, m.incarnation, m.received, m.lost);
   wire.text(m.text, kMaxText);
+};
+
+template <typename T, typename Members>
+void encode_body(std::string& out, const T& message, const Members& members) {
+  base::WireWriter wire(out);
+  members(wire, message);
 }
+// is_wrong(message): no correct peer sends it.
+template <typename T, typename Members, typename IsWrong>
+absl::StatusOr<T> decode_body(std::string_view body, const Members& members,
+                              const IsWrong& is_wrong) {
+  base::WireReader in(body);
+  T message;
+  members(in, message);
+  if (!in.finished() || is_wrong(message)) return malformed();
+  return message;
+}
+constexpr auto kAlwaysGood = [](const auto&) { return false; };
 
 }  // namespace
 
@@ -67,40 +78,28 @@ void set_credits(std::string& message, uint16_t credits) {
 }
 
 void encode(std::string& out, const Arrival& arrival) {
-  base::WireWriter wire(out);
-  arrival_members(wire, arrival);
+  encode_body(out, arrival, kArrivalMembers);
 }
 
 absl::StatusOr<Arrival> decode_arrival(std::string_view body) {
-  base::WireReader in(body);
-  Arrival arrival;
-  arrival_members(in, arrival);
-  if (!in.finished() || arrival.slice >= internal::Arrivals::kMaxSlices ||
-      arrival.transfer.slot >= internal::Arrivals::kMaxSlots ||
-      arrival.slice_bytes > arrival.total_bytes ||
-      (arrival.counter_index >= CounterTable::kCapacity &&
-       !CounterTable::reserved(arrival.counter_index))) {
-    return malformed();
-  }
-  return arrival;
+  return decode_body<Arrival>(body, kArrivalMembers, [](const Arrival& arrival) {
+    return arrival.slice >= internal::Arrivals::kMaxSlices ||
+           arrival.transfer.slot >= internal::Arrivals::kMaxSlots ||
+           arrival.slice_bytes > arrival.total_bytes ||
+           (arrival.counter_index >= CounterTable::kCapacity &&
+            !CounterTable::reserved(arrival.counter_index));
+  });
 }
 
-void encode(std::string& out, const RegionName& name) {
-  base::WireWriter wire(out);
-  name_members(wire, name);
-}
+void encode(std::string& out, const RegionName& name) { encode_body(out, name, kNameMembers); }
 
 absl::StatusOr<RegionName> decode_name(std::string_view body) {
-  base::WireReader in(body);
-  RegionName name;
-  name_members(in, name);
-  if (!in.finished()) return malformed();
-  return name;
+  return decode_body<RegionName>(body, kNameMembers, kAlwaysGood);
 }
 
 void encode(std::string& out, const RegionAnswer& answer) {
   base::WireWriter wire(out);
-  name_members(wire, answer.name);
+  kNameMembers(wire, answer.name);
   wire(static_cast<uint8_t>(answer.refusal.code()));
   wire.text({answer.refusal.message().data(), answer.refusal.message().size()}, kMaxText);
   wire(answer.base, answer.size, answer.access, static_cast<uint8_t>(answer.rkeys.size()));
@@ -110,7 +109,7 @@ void encode(std::string& out, const RegionAnswer& answer) {
 absl::StatusOr<RegionAnswer> decode_answer(std::string_view body) {
   base::WireReader in(body);
   RegionAnswer answer;
-  name_members(in, answer.name);
+  kNameMembers(in, answer.name);
   const uint8_t code = in.number<uint8_t>();
   const std::string_view text = in.text(kMaxText);
   if (code > static_cast<uint8_t>(absl::StatusCode::kUnauthenticated)) return malformed();
@@ -126,34 +125,22 @@ absl::StatusOr<RegionAnswer> decode_answer(std::string_view body) {
 }
 
 void encode(std::string& out, const Endpoint& endpoint) {
-  base::WireWriter wire(out);
-  endpoint_members(wire, endpoint);
+  encode_body(out, endpoint, kEndpointMembers);
 }
 
 absl::StatusOr<Endpoint> decode_endpoint(std::string_view body) {
-  base::WireReader in(body);
-  Endpoint endpoint;
-  endpoint_members(in, endpoint);
-  if (!in.finished() || endpoint.rail >= endpoint.rails || endpoint.incarnation == 0 ||
-      endpoint.mtu < IBV_MTU_256 || endpoint.mtu > IBV_MTU_4096 || endpoint.rd_atomic == 0 ||
-      endpoint.receives < 8 || endpoint.service_level > 15 || endpoint.queue_pair >> 24 != 0 ||
-      endpoint.sequence >> 24 != 0) {
-    return malformed();
-  }
-  return endpoint;
+  return decode_body<Endpoint>(body, kEndpointMembers, [](const Endpoint& endpoint) {
+    return endpoint.rail >= endpoint.rails || endpoint.incarnation == 0 ||
+           endpoint.mtu < IBV_MTU_256 || endpoint.mtu > IBV_MTU_4096 || endpoint.rd_atomic == 0 ||
+           endpoint.receives < 8 || endpoint.service_level > 15 || endpoint.queue_pair >> 24 != 0 ||
+           endpoint.sequence >> 24 != 0;
+  });
 }
 
-void encode(std::string& out, const RailNote& note) {
-  base::WireWriter wire(out);
-  note_members(wire, note);
-}
+void encode(std::string& out, const RailNote& note) { encode_body(out, note, kNoteMembers); }
 
 absl::StatusOr<RailNote> decode_note(std::string_view body) {
-  base::WireReader in(body);
-  RailNote note;
-  note_members(in, note);
-  if (!in.finished()) return malformed();
-  return note;
+  return decode_body<RailNote>(body, kNoteMembers, kAlwaysGood);
 }
 
 std::string encode_offers(const std::vector<PortOffer>& offers) {
