@@ -47,32 +47,40 @@ size_t extent(const Blocks& blocks) {
   return end;
 }
 
-namespace {
-
-// The elements of a buffer that the root alone has for two collectives, one block or all ranks',
-// and that holds all ranks' blocks for another one.
-size_t elements(const Request& request, uint32_t rank, uint32_t ranks, Collective roots,
-                Collective roots_blocks, Collective blocks) {
-  const Collective what = request.collective;
-  if (what == Collective::kBarrier) return 0;
-  if ((what == roots || what == roots_blocks) && static_cast<uint32_t>(request.root) != rank) {
-    return 0;
-  }
-  if (what == blocks && request.uneven) return extent(request.blocks);
-  const bool all = what == roots_blocks || what == blocks || what == Collective::kAllToAll;
-  return all ? request.count * ranks : request.count;
-}
-
-}  // namespace
-
 size_t in_elements(const Request& request, uint32_t rank, uint32_t ranks) {
-  return elements(request, rank, ranks, Collective::kBroadcast, Collective::kScatter,
-                  Collective::kReduceScatter);
+  const bool at_root = static_cast<uint32_t>(request.root) == rank;
+  switch (request.collective) {
+    case Collective::kBarrier:
+      return 0;
+    case Collective::kBroadcast:
+      return at_root ? request.count : 0;
+    case Collective::kScatter:
+      return at_root ? request.count * ranks : 0;
+    case Collective::kReduceScatter:
+      return request.uneven ? extent(request.blocks) : request.count * ranks;
+    case Collective::kAllToAll:
+      return request.count * ranks;
+    default:
+      return request.count;
+  }
 }
 
 size_t out_elements(const Request& request, uint32_t rank, uint32_t ranks) {
-  return elements(request, rank, ranks, Collective::kReduce, Collective::kGather,
-                  Collective::kAllGather);
+  const bool at_root = static_cast<uint32_t>(request.root) == rank;
+  switch (request.collective) {
+    case Collective::kBarrier:
+      return 0;
+    case Collective::kReduce:
+      return at_root ? request.count : 0;
+    case Collective::kGather:
+      return at_root ? request.count * ranks : 0;
+    case Collective::kAllGather:
+      return request.uneven ? extent(request.blocks) : request.count * ranks;
+    case Collective::kAllToAll:
+      return request.count * ranks;
+    default:
+      return request.count;
+  }
 }
 
 namespace {
