@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 constexpr int kBlocksOfMultiprocessor = 8;  // where the driver does not tell

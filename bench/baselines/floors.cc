@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -26,7 +27,6 @@
 #include "transport/clock.h"
 
 namespace baton::bench {
-
 namespace {
 
 constexpr size_t kChunk = 1 << 20;  // of one send() or recv(), taken from the sockets in turn

@@ -1,5 +1,4 @@
 // The checks of `baton doctor` on limits, memory, kernel features and GPUs.
-
 #include <algorithm>
 #include <array>
 #include <regex>
@@ -11,7 +10,6 @@
 #include "bench/doctor/info.h"
 
 namespace baton::bench {
-
 namespace {
 
 using Grade = Check::Grade;

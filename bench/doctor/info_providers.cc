@@ -1,8 +1,8 @@
 // Probing providers as a worker would make them.
-
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -26,7 +26,6 @@
 #include "transport/settings.h"
 
 namespace baton::bench {
-
 namespace {
 
 // Providers that only programs have which were built with their libraries.

@@ -2,6 +2,7 @@
 #include "bench/kv/kv_session.h"
 
 #include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>

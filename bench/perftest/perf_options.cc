@@ -17,7 +17,6 @@
 #include "transport/provider.h"
 
 namespace baton::bench {
-
 namespace {
 
 constexpr size_t kAllLast = size_t{1} << 23;

@@ -6,7 +6,6 @@
 #include "bench/perftest/perf_sender.h"
 
 namespace baton::bench {
-
 namespace {
 
 class Stream final : public PerfSender {

@@ -1,5 +1,4 @@
 // The public windows: made together by all ranks, and handed to the communicator's.
-
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/types.h>
+
 #include <functional>
 #include <optional>
 #include <string>

@@ -1,6 +1,6 @@
 // A rank's side of the rendezvous, and the rendezvous itself on a thread of its own.
-
 #include <poll.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>

@@ -1,10 +1,8 @@
 // Direct: each rank with each other rank, in one round. Rank r starts with r + 1, so that no rank
 // is the first goal of all.
-
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
-
 namespace {
 
 void reduce_scatter(uint32_t n, uint32_t rank, Writer& w) {

@@ -1,7 +1,6 @@
 // Recursive halving and doubling (Rabenseifner 2004): log2 n rounds each way, bandwidth-optimal.
 //
 // With n not a power of two, the others hand in everything first and get everything back last.
-
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {

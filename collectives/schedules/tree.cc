@@ -3,11 +3,9 @@
 //
 // Virtual rank 0 is the root and has one child. The others form an in-order binary tree: a number
 // with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.
-
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {
-
 namespace {
 
 // The numbers 1..n-1 of the second tree are those of the first, backwards if that makes even odd

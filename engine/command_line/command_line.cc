@@ -2,6 +2,7 @@
 #include "engine/command_line/command_line.h"
 
 #include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>

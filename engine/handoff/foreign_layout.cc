@@ -11,7 +11,6 @@
 #include "engine/kernels/aligned.h"
 
 namespace baton::engine::handoff {
-
 namespace {
 
 using kvtransfer::KvDtype;

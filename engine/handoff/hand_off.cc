@@ -2,6 +2,7 @@
 #include "engine/handoff/hand_off.h"
 
 #include <sys/mman.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"

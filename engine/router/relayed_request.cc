@@ -13,7 +13,6 @@
 #include "transport/base/log.h"
 
 namespace baton::engine::router {
-
 namespace {
 
 using nlohmann::json;

@@ -14,7 +14,6 @@
 #include "transport/base/log.h"
 
 namespace baton::engine::router {
-
 namespace {
 
 // So often a worker that has never answered is looked at before the log says that it does not.

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -27,7 +28,6 @@
 #include "transport/base/wire.h"
 
 namespace baton::engine {
-
 namespace {
 
 constexpr size_t kLongestTemplate = size_t{16} << 20;

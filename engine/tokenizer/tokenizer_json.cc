@@ -1,5 +1,4 @@
 // tokenizer.json of the Hugging Face `tokenizers` library: what is understood, and nothing else.
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine {
-
 namespace {
 
 constexpr int32_t kMaxVocab = 1 << 22;

@@ -2,6 +2,7 @@
 #include "gpudirect/blas/gpu_gemm.h"
 
 #include <dlfcn.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -15,7 +16,6 @@
 #include "gpudirect/blas/cublaslt.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 constexpr int kMostChoices = 16;

@@ -3,6 +3,7 @@
 #include "gpudirect/contract/memory_place.h"
 
 #include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <system_error>
@@ -20,7 +21,6 @@
 #include "transport/internal/mapped.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 DevicePointer address(const void* data) { return reinterpret_cast<uintptr_t>(data); }

@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 // Without kernels.

@@ -14,7 +14,6 @@
 #include "gpudirect/device_memory.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 constexpr CopyWay way_of(size_t number) { return static_cast<CopyWay>(number); }

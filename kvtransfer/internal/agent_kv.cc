@@ -8,12 +8,51 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
+#include "kvtransfer/kv_plan.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "kvtransfer/plans/kv_extents.h"
-#include "kvtransfer/plans/kv_sides.h"
+#include "transport/layout.h"
+#include "transport/region.h"
+#include "transport/transfer.h"
 
 namespace baton::kvtransfer {
 namespace {
+
+// A buffer of a layout, where this process has registered it.
+struct KvLocalBuffer {
+  MemoryRegion region;
+  uint64_t offset = 0;  // where the buffer begins in the region
+};
+// A buffer of a layout, as a peer reaches it.
+struct KvRemoteBuffer {
+  RemoteRegion region;
+  uint64_t offset = 0;
+};
+
+// Which buffers a move touches, for whoever starts it: a write is from the plan's source, a read
+// into its target.
+uint32_t local_buffer(Op op, const KvMove& move) {
+  return op == Op::kWrite ? move.source_buffer : move.target_buffer;
+}
+uint32_t remote_buffer(Op op, const KvMove& move) {
+  return op == Op::kWrite ? move.target_buffer : move.source_buffer;
+}
+
+// A layout in a buffer as one in the region that holds the buffer, `bytes` further on.
+Layout shifted(const Layout& layout, uint64_t bytes) {
+  return Layout::box(layout.offset() + bytes, layout.dims(), layout.piece_bytes());
+}
+
+// Fills in both sides of a transfer, which has these four fields.
+template <typename Transfer>
+void set_sides(Transfer& transfer, Op op, const KvMove& move, const KvLocalBuffer& local,
+               const KvRemoteBuffer& remote) {
+  const bool write = op == Op::kWrite;
+  transfer.local = local.region;
+  transfer.local_layout = shifted(write ? move.source : move.target, local.offset);
+  transfer.remote = remote.region;
+  transfer.remote_layout = shifted(write ? move.target : move.source, remote.offset);
+}
 
 // Where the buffers of one side lie in what is registered. `whose`: the agent.
 template <typename Buffer, typename Region>

@@ -1,5 +1,4 @@
 // KV layouts: their sizes, and the checks that everything else relies on.
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -11,7 +10,6 @@
 #include "transport/base/nearest_name.h"
 
 namespace baton::kvtransfer {
-
 namespace {
 
 // Every offset then fits in an int64_t, with room for where a buffer begins in its region.

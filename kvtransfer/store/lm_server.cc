@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -22,7 +23,6 @@
 #include "transport/net/endpoint.h"
 
 namespace baton::kvtransfer::store {
-
 namespace {
 
 constexpr int kSlowTickMs = 500;   // how often slow clients are looked for

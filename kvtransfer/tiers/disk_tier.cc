@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -19,7 +20,6 @@
 #include "transport/base/limits/refusals.h"
 
 namespace baton::kvtransfer::tiers {
-
 namespace {
 
 // A process that has just been killed may have the file for a moment longer.

@@ -2,6 +2,7 @@
 #include "kvtransfer/tiers/tier_record.h"
 
 #include <openssl/sha.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstring>

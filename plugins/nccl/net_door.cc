@@ -1,8 +1,8 @@
 // The functions of the net door: what NCCL passes is looked at here, and what went wrong is said.
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
@@ -10,7 +10,6 @@
 #include "plugins/nccl/numbers.h"
 
 namespace baton::nccl {
-
 namespace {
 
 constinit Numbers<NetComm, 0, 1 << 16> comms;

@@ -1,11 +1,9 @@
 // ncclNetPlugin_v8 to v12: what NCCL looks for, newest first. Thin views of the net door.
-
 #include "plugins/nccl/abi_net.h"
 #include "plugins/nccl/net.h"
 #include "plugins/nccl/plugin.h"
 
 namespace baton::nccl {
-
 namespace {
 
 // NCCL passes this `*request` to irecv if the receiver polls the data itself (LL, LL128) and needs

@@ -2,6 +2,7 @@
 #include "plugins/nccl/plugin.h"
 
 #include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +17,6 @@
 #include "transport/net/interfaces.h"
 
 namespace baton::nccl {
-
 namespace {
 
 std::string variable(const char* name) {

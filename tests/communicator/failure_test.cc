@@ -1,6 +1,5 @@
 // Nothing hangs silently: who died, stopped, is late, left, called something else or gave up is
 // named at every survivor.
-
 #include "collectives/window.h"
 #include "tests/communicator/group.h"
 #include "tests/communicator/processes.h"
@@ -10,7 +9,6 @@
 #include "tests/until.h"
 
 namespace baton {
-
 namespace {
 
 using testing::AllOf;

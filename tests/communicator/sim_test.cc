@@ -1,6 +1,5 @@
 // Calls over the simulated fabric, in virtual time: two rails between any two ranks, with loss,
 // repetition, overtaking and rails that go down, and the right bytes at the end.
-
 #include "collectives/schedules/schedule.h"
 #include "tests/communicator/message_plan.h"
 #include "tests/communicator/sim_nodes.h"
@@ -8,7 +7,6 @@
 #include "tests/sanitized.h"
 
 namespace baton {
-
 namespace {
 
 using std::chrono::milliseconds;

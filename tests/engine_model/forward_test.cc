@@ -1,6 +1,5 @@
 // The forward pass against a plain transformer; that work may be cut up is
 // arithmetic_forward_test's.
-
 #include "engine/kernels/elementwise.h"
 #include "engine/model/rope.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -8,7 +7,6 @@
 #include "tests/test.h"
 
 namespace baton::engine {
-
 namespace {
 
 // A transformer as one would write it on a blackboard, in double, over the whole sequence.

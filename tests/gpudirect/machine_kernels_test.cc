@@ -1,11 +1,9 @@
 // The kernels on this machine's GPU: to the bit as their emulation, and their times.
-
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 using ::testing::IsEmpty;

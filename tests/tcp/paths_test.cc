@@ -1,6 +1,5 @@
 // Which NICs the sockets of a session are spread over. What the kernel says of routes is asked in
 // tests/two_hosts.
-
 #include "tests/test.h"
 #include "transport/net/interfaces.h"
 #include "transport/tcp/redial.h"

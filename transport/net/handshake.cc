@@ -2,6 +2,7 @@
 #include "transport/net/handshake.h"
 
 #include <openssl/crypto.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -14,7 +15,6 @@
 #include "transport/net/ciphers/crypto.h"
 
 namespace baton::net {
-
 namespace {
 
 constexpr size_t kProofBytes = 32;

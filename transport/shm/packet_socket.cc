@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -14,7 +15,6 @@
 #include "transport/base/wire.h"
 
 namespace baton::shm {
-
 namespace {
 
 constexpr int kBacklog = 128;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/types.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -10,7 +10,6 @@
 #include "transport/ucx/provider.h"
 
 namespace baton::ucx {
-
 namespace {
 
 std::string said(net::Protection protection) {

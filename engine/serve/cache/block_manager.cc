@@ -2,6 +2,7 @@
 #include "engine/serve/cache/block_manager.h"
 
 #include <openssl/sha.h>
+
 #include <array>
 #include <bit>
 #include <cstring>

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <deque>

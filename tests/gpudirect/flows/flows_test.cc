@@ -1,5 +1,4 @@
 // Each part of gpudirect as one program over the fake.
-
 #include "tests/gpudirect/flows/flows.h"
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/memory_place.h"
@@ -14,7 +13,6 @@
 #include "tests/test.h"
 
 namespace baton::gpudirect {
-
 namespace {
 
 constexpr int kPatience = 100'000;  // questions

@@ -1,5 +1,6 @@
 // The fake itself, and the faults that tests inject.
 #include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

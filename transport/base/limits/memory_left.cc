@@ -2,6 +2,7 @@
 #include "transport/base/limits/memory_left.h"
 
 #include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>

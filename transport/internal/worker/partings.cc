@@ -7,7 +7,6 @@
 // ask, each knows from the other's question that nothing of it is open. A goodbye that is lost with
 // its rail is found out by calling again: the session is over there, or no worker listens there any
 // more. A peer whose version of the protocol does not know the question is not asked.
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
