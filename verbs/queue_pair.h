@@ -62,22 +62,27 @@ class QueuePair {
   uint8_t reads_asked(const Endpoint& peer) const;
 
   // --- sending ---
-  struct Posting {
+  struct Work {
     ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
     uint32_t tag = kNoTag;
     uint64_t remote = 0;
     uint32_t rkey = 0;
     uint32_t immediate = 0;
+    uint32_t bytes = 0;
     bool host_memory = true;  // the processor may read the local bytes
     bool stays = false;       // and finds them: else it looks before it reads
-  };
-  struct Work : Posting {
-    uint32_t bytes = 0;
     int sges = 0;
     ibv_sge sge[kMaxSges];
   };
   // One piece of host or device memory, where nothing is under way.
-  struct Alone : Posting {
+  struct Alone {
+    ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
+    uint32_t tag = kNoTag;
+    uint64_t remote = 0;
+    uint32_t rkey = 0;
+    uint32_t immediate = 0;
+    bool host_memory = true;
+    bool stays = false;
     ibv_sge local{};
   };
   void post_alone(const Alone& work);  // needs idle(), and not broken()

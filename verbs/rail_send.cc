@@ -54,16 +54,17 @@ bool VerbsRail::post_promptly(const TransferRequest& request, const TransferDesc
   const auto bytes = static_cast<uint32_t>(request.local_layout.piece_bytes());
   const std::byte* const from = request.local.base + request.local_layout.offset();
   queue_pair_->post_alone(
-      {{.opcode = !write   ? IBV_WR_RDMA_READ
-                  : counts ? IBV_WR_RDMA_WRITE_WITH_IMM
-                           : IBV_WR_RDMA_WRITE,
-        .tag = free_.back(),
-        .remote = region->base + request.remote_layout.offset(),
-        .rkey = region->rkeys[peer_port_],
-        .immediate = counts ? immediate_of(request.counter) : 0,
-        .host_memory = session_.host_memory(request.local.index),
-        .stays = session_.stays(request.local.index)},
-       {.addr = reinterpret_cast<uintptr_t>(from), .length = bytes, .lkey = memory->lkey}});
+      {.opcode = !write   ? IBV_WR_RDMA_READ
+                 : counts ? IBV_WR_RDMA_WRITE_WITH_IMM
+                          : IBV_WR_RDMA_WRITE,
+       .tag = free_.back(),
+       .remote = region->base + request.remote_layout.offset(),
+       .rkey = region->rkeys[peer_port_],
+       .immediate = counts ? immediate_of(request.counter) : 0,
+       .host_memory = session_.host_memory(request.local.index),
+       .stays = session_.stays(request.local.index),
+       .local = {
+           .addr = reinterpret_cast<uintptr_t>(from), .length = bytes, .lkey = memory->lkey}});
   Active& active = take({&transfer, 0, 0, bytes});
   active.posted = true;
   active.outstanding = 1;
