@@ -9,4 +9,5 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "tests/must.h"
 #include "tests/std.h"

@@ -13,9 +13,7 @@ auto parse(const std::string& command, const std::string& line) {
 }
 
 TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
-  const auto parsed = parse("all_reduce_perf", "");
-  ASSERT_TRUE(parsed.ok()) << parsed.err;
-  const CollectivePerfOptions& options = *parsed;
+  const CollectivePerfOptions options = *parse("all_reduce_perf", "");
   EXPECT_EQ(options.min_bytes, size_t{32} << 20);
   EXPECT_EQ(options.max_bytes, size_t{32} << 20);
   EXPECT_EQ(options.iterations, 20);
@@ -27,13 +25,11 @@ TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
 }
 
 TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
-  const auto parsed =
-      parse("reduce_perf",
-            "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 "
-            "-K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K "
-            "--ordered --malloc --explain --no-pin --link 1Gb/s,50us");
-  ASSERT_TRUE(parsed.ok()) << parsed.err;
-  const CollectivePerfOptions& options = *parsed;
+  const CollectivePerfOptions options =
+      *parse("reduce_perf",
+             "-b 8 -e 1G -f 2 -n 5 -w 0 -c 3 -o avg -d bfloat16 -r 1 -z 3 -a 3 -m 4 -N 2 -C 1 -I 1 "
+             "-K 2 -u 1 -J out.json -T 2.5 --ranks 3 --algorithm tree --channels 2 --chunk 64K "
+             "--ordered --malloc --explain --no-pin --link 1Gb/s,50us");
   EXPECT_EQ(options.max_bytes, size_t{1} << 30);
   EXPECT_EQ(options.step_factor, 2u);
   EXPECT_EQ(options.types, std::vector<DataType>{DataType::kBF16});
@@ -56,13 +52,11 @@ TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
 }
 
 TEST(CollectiveOptions, AllTypesAndOperations) {
-  const auto reduce = parse("all_reduce_perf", "-d all -o all");
-  ASSERT_TRUE(reduce.ok()) << reduce.err;
-  EXPECT_EQ((*reduce).types.size(), size_t{kDataTypes});
-  EXPECT_EQ((*reduce).ops.size(), size_t{kReduceOps});
-  const auto gather = parse("all_gather_perf", "-o all");
-  ASSERT_TRUE(gather.ok()) << gather.err;
-  EXPECT_EQ((*gather).ops.size(), 1u);
+  const CollectivePerfOptions reduce = *parse("all_reduce_perf", "-d all -o all");
+  EXPECT_EQ(reduce.types.size(), size_t{kDataTypes});
+  EXPECT_EQ(reduce.ops.size(), size_t{kReduceOps});
+  const CollectivePerfOptions gather = *parse("all_gather_perf", "-o all");
+  EXPECT_EQ(gather.ops.size(), 1u);
 }
 
 TEST(CollectiveOptions, LinesThatPeopleTypeForNcclTests) {
@@ -80,10 +74,9 @@ TEST(CollectiveOptions, LinesThatPeopleTypeForNcclTests) {
       {"", 0, false},
   };
   for (const auto& one : cases) {
-    const auto parsed = parse("all_reduce_perf", one.line);
-    ASSERT_TRUE(parsed.ok()) << parsed.err;
-    EXPECT_EQ((*parsed).ranks, one.ranks);
-    EXPECT_EQ((*parsed).one_each, one.one_each);
+    const CollectivePerfOptions parsed = *parse("all_reduce_perf", one.line);
+    EXPECT_EQ(parsed.ranks, one.ranks);
+    EXPECT_EQ(parsed.one_each, one.one_each);
   }
   EXPECT_EQ(parse("reduce_perf", "-r -1").command.options->root, CollectivePerfOptions::kEveryRoot);
 }

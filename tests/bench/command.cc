@@ -8,9 +8,7 @@ namespace baton::bench {
 namespace {
 
 ChildProcess shell(const std::string& text) {
-  auto child = ChildProcess::spawn(-1, {"sh", "-c", text, BATON_COMMAND}, {});
-  EXPECT_TRUE(child.ok()) << child.status();
-  return *std::move(child);
+  return must(ChildProcess::spawn(-1, {"sh", "-c", text, BATON_COMMAND}, {}));
 }
 
 }  // namespace

@@ -19,18 +19,20 @@ Json providers(bool verbs) {
 }
 
 // A machine on which everything is as it should be.
-void make_good(FakeTree& tree) {
-  tree.pci(kNearNic, "0x15b3", "0x020700", 0)
-      .rdma("mlx5_0", kNearNic, "eth2")
-      .netdev("eth2", "up", 9000);
-  tree.file("/dev/infiniband/uverbs0", "");
-  tree.limits("unlimited", "65536");
-  tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");
-  tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");
-  tree.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] never");
-  tree.file("/proc/sys/kernel/osrelease", "6.1.0");
-  tree.file("/proc/sys/kernel/yama/ptrace_scope", "0");
-}
+struct GoodMachine : FakeTree {
+  GoodMachine() {
+    pci(kNearNic, "0x15b3", "0x020700", 0)
+        .rdma("mlx5_0", kNearNic, "eth2")
+        .netdev("eth2", "up", 9000);
+    file("/dev/infiniband/uverbs0", "");
+    limits("unlimited", "65536");
+    file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");
+    file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");
+    file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [advise] never");
+    file("/proc/sys/kernel/osrelease", "6.1.0");
+    file("/proc/sys/kernel/yama/ptrace_scope", "0");
+  }
+};
 
 std::vector<Check> checks_of(const FakeTree& tree, const std::string& provider, bool verbs = true) {
   return examine(collect_info(tree.root(), providers(verbs)), provider);
@@ -46,8 +48,7 @@ Check worst(const std::vector<Check>& checks, const std::string& name) {
 }
 
 TEST(Doctor, AGoodMachineIsAllOk) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   const std::vector<Check> checks = checks_of(tree, "verbs");
   for (const Check& check : checks) {
     EXPECT_EQ(check.grade, Grade::kOk) << check.name << ": " << check.finding;
@@ -101,8 +102,7 @@ TEST(Doctor, OnlyADistributionsKernelNamesAPackage) {
 }
 
 TEST(Doctor, EndsWithASummary) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   EXPECT_THAT(doctor_text(checks_of(tree, "verbs")),
               testing::ContainsRegex(
                   "\nsummary: [0-9]+ ok, 0 warn, 0 fail: all checks that matter here passed\n$"));
@@ -127,8 +127,7 @@ TEST(Doctor, EndsWithASummary) {
 }
 
 TEST(Doctor, APortThatIsDown) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   tree.file("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
   const std::vector<Check> checks = checks_of(tree, "verbs");
   EXPECT_TRUE(failed(checks));
@@ -137,8 +136,7 @@ TEST(Doctor, APortThatIsDown) {
 }
 
 TEST(Doctor, SmallMtuAndNoIpv4Address) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   tree.netdev("eth2", "up", 1500);
   tree.file("/sys/class/infiniband/mlx5_0/ports/1/gids/1",
             "fe80:0000:0000:0000:0a00:27ff:fe00:0001");
@@ -150,8 +148,7 @@ TEST(Doctor, SmallMtuAndNoIpv4Address) {
 }
 
 TEST(Doctor, LockedMemory) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   tree.limits("8388608", "65536");
   Check memlock = worst(checks_of(tree, "verbs"), "memlock");
   EXPECT_EQ(memlock.grade, Grade::kFail);
@@ -166,8 +163,7 @@ TEST(Doctor, LockedMemory) {
 }
 
 TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   std::filesystem::remove_all(tree.path() + "/dev/infiniband");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0");
   tree.file("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]");
@@ -190,8 +186,7 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
 }
 
 TEST(Doctor, AnUnknownProviderFails) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   const std::vector<Check> checks = checks_of(tree, "pigeon");
   EXPECT_TRUE(failed(checks));
   EXPECT_EQ(worst(checks, "provider pigeon").grade, Grade::kFail);
@@ -200,8 +195,7 @@ TEST(Doctor, AnUnknownProviderFails) {
 
 // A GPU and the adapter nearest to it: at one host bridge, and at two sockets.
 TEST(Doctor, AGpuWithoutAnAdapterNearIsWarnedOf) {
-  FakeTree tree;
-  make_good(tree);
+  GoodMachine tree;
   tree.pci("pci0000:00/0000:00:02.0/0000:05:00.0", "0x10de", "0x030200", 0);
   tree.pci("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "0x10de", "0x030200", 1);
   const std::vector<Check> checks = checks_of(tree, "verbs");

@@ -11,9 +11,7 @@ using testing::HasSubstr;
 auto parse(const std::string& line) { return parse_line("kv_bw", line, parse_kv_bw); }
 
 TEST(KvBwOptions, DefaultsAreOneScatteredWriteOverShm) {
-  const auto parsed = parse("");
-  ASSERT_TRUE(parsed.ok()) << parsed.err;
-  const KvBwOptions& options = *parsed;
+  const KvBwOptions options = *parse("");
   EXPECT_EQ(options.provider, "shm");
   EXPECT_EQ(options.ops, std::vector<Op>{Op::kWrite});
   EXPECT_EQ(options.workload.pages, 4096u);
@@ -23,11 +21,9 @@ TEST(KvBwOptions, DefaultsAreOneScatteredWriteOverShm) {
 }
 
 TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
-  const auto parsed = parse(
+  const KvBwOptions options = *parse(
       "--provider tcp --op both --pages 2 --page-bytes 64K --layout contiguous --set "
       "tcp.slice_kib=64 --inflight 4 --no-pin --iters 10");
-  ASSERT_TRUE(parsed.ok()) << parsed.err;
-  const KvBwOptions& options = *parsed;
   EXPECT_EQ(options.ops, (std::vector<Op>{Op::kWrite, Op::kRead}));
   EXPECT_EQ(options.workload.page_bytes, 65536u);
   EXPECT_FALSE(options.workload.scattered);
@@ -39,11 +35,10 @@ TEST(KvBwOptions, TakesSizesSettingsAndBothOps) {
 }
 
 TEST(KvBwOptions, ModelWithTensorParallelDegrees) {
-  const auto parsed = parse("--model llama3-8b --tokens 100 --tp 2:4");
-  ASSERT_TRUE(parsed.ok()) << parsed.err;
-  EXPECT_EQ((*parsed).workload.tokens, 100u);
-  EXPECT_EQ((*parsed).workload.tp_source, 2u);
-  EXPECT_EQ((*parsed).workload.tp_target, 4u);
+  const KvBwOptions parsed = *parse("--model llama3-8b --tokens 100 --tp 2:4");
+  EXPECT_EQ(parsed.workload.tokens, 100u);
+  EXPECT_EQ(parsed.workload.tp_source, 2u);
+  EXPECT_EQ(parsed.workload.tp_target, 4u);
 }
 
 TEST(KvBwOptions, AddressesGetTheDefaultPort) {

@@ -79,12 +79,11 @@ TEST_F(Output, FilesThatAreNoFilesAreWrittenThrough) {
         script(absl::StrCat("cat ", fifo, " >", copy, " & \"$0\" ", flag, " ", fifo, " && wait"));
     EXPECT_EQ(ended.status, 0) << flag << ended.output;
     EXPECT_TRUE(fs::is_fifo(fifo)) << flag;
-    const auto piped = engine::read_file(copy);
-    ASSERT_TRUE(piped.ok()) << piped.status();
+    const auto piped = must(engine::read_file(copy));
     const bool json = flag.find("--curve") == std::string::npos;
-    const bool whole = !Json::parse(*piped, nullptr, false).is_discarded();
-    EXPECT_TRUE(!json || whole || rows_in(copy).size() > 1) << *piped;
-    EXPECT_GT(piped->size(), 50u) << flag;
+    const bool whole = !Json::parse(piped, nullptr, false).is_discarded();
+    EXPECT_TRUE(!json || whole || rows_in(copy).size() > 1) << piped;
+    EXPECT_GT(piped.size(), 50u) << flag;
 
     fs::remove(target);
     fs::remove(link);
@@ -99,8 +98,7 @@ TEST_F(Output, TwoTrainingsDoNotWriteOneFolder) {
   const std::string checkpoints = folder_.path("checkpoints");
   for (const std::string& folder : {folder_.path("model"), checkpoints}) {
     fs::create_directories(folder);
-    const auto lock = engine::FolderLock::take(folder);
-    ASSERT_TRUE(lock.ok()) << lock.status();
+    const auto lock = must(engine::FolderLock::take(folder));
     for (const char* ranks : {"", " --ranks 2"}) {
       const Ended second = baton(train() + " --checkpoint " + checkpoints + ranks);
       EXPECT_EQ(second.status, 1) << second.output;
@@ -119,8 +117,7 @@ TEST_F(Output, TwoTrainingsDoNotWriteOneFolder) {
 }
 
 TEST_F(Output, TwoDemosDoNotWriteOneFolder) {
-  const auto lock = engine::FolderLock::take(folder_.path());
-  ASSERT_TRUE(lock.ok()) << lock.status();
+  const auto lock = must(engine::FolderLock::take(folder_.path()));
   const Ended second = baton("demo --out " + std::string(folder_.path()));
   EXPECT_EQ(second.status, 2) << second.output;
   EXPECT_THAT(second.output, HasSubstr(" is being written by process "));

@@ -15,7 +15,11 @@ struct Parsed {
   std::string out;
   std::string err;
   bool ok() const { return command.options.has_value(); }
-  const auto& operator*() const { return *command.options; }
+  // The options of a line that must be right.
+  const auto& operator*() const {
+    if (!ok()) throw std::runtime_error(err);
+    return *command.options;
+  }
 };
 
 // parse(argc, argv) of a line whose words a blank parts.

@@ -138,15 +138,13 @@ TEST_F(PerfServer, OutlivesGarbage) {
 
 // An authenticated peer that says what it likes.
 TEST_F(PerfServer, AnswersPeersThatSpeakAnotherLanguage) {
-  const auto worker = Worker::create({.name = "stranger", .providers = {"tcp"}});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const auto peer = (*worker)->connect(where_);
-  ASSERT_TRUE(peer.ok()) << peer.status();
+  const auto worker = must(Worker::create({.name = "stranger", .providers = {"tcp"}}));
+  const auto peer = must(worker->connect(where_));
   const auto answer_to = [&](const std::string& message) {
-    EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
+    EXPECT_TRUE(worker->notify_detached(peer, message).ok());
     Notification answer;
-    const absl::Status status = (*worker)->wait_until(
-        [&] { return (*worker)->next_notification(answer); }, patient(std::chrono::seconds(30)));
+    const absl::Status status = worker->wait_until(
+        [&] { return worker->next_notification(answer); }, patient(std::chrono::seconds(30)));
     EXPECT_TRUE(status.ok()) << "no answer to " << message;
     return text_of(parse_message(answer.payload), "error");
   };
@@ -161,7 +159,7 @@ TEST_F(PerfServer, AnswersPeersThatSpeakAnotherLanguage) {
   EXPECT_THAT(answer_to(R"({"do":"end","sent":5})"), HasSubstr("plan"));
   // These get no answer, and do no harm.
   for (const char* message : {"{", "\x80\x80", "{\"error\":\"x\"}", "[]"}) {
-    EXPECT_TRUE((*worker)->notify_detached(*peer, message).ok());
+    EXPECT_TRUE(worker->notify_detached(peer, message).ok());
   }
   expect_alive();
 }

@@ -21,9 +21,7 @@ class Sends : public testing::Test {
     plan_.receives = receives;
     plan_.area = 2 * PerfPlan::stride(size);
     for (Side* side : {&a_, &b_}) {
-      auto worker = Worker::create({.providers = {"shm"}});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      side->worker = *std::move(worker);
+      side->worker = must(Worker::create({.providers = {"shm"}}));
     }
     a_.peer = *a_.worker->connect(b_.worker->address());
     until([&] {
@@ -31,9 +29,7 @@ class Sends : public testing::Test {
       return b_.peer.generation != 0 && a_.worker->peer_state(a_.peer) == PeerState::kUp;
     });
     for (Side* side : {&a_, &b_}) {
-      auto end = PerfEnd::create(*side->worker, side->peer, plan_, {});
-      ASSERT_TRUE(end.ok()) << end.status();
-      side->end = *std::move(end);
+      side->end = must(PerfEnd::create(*side->worker, side->peer, plan_, {}));
     }
     ASSERT_TRUE(a_.end->attach({{"ends", *b_.end->describe()}}).ok());
     ASSERT_TRUE(b_.end->attach({{"ends", *a_.end->describe()}}).ok());
@@ -56,11 +52,10 @@ class Sends : public testing::Test {
   size_t send_all() {
     size_t sent = 0;
     for (; a_.end->may_send(); ++sent) {
-      const auto id = a_.worker->submit(a_.end->request(number_++));
-      EXPECT_TRUE(id.ok()) << id.status();
+      const auto id = must(a_.worker->submit(a_.end->request(number_++)));
       a_.end->count_sent();
-      until([&] { return ended(*a_.worker->state(*id)); });
-      EXPECT_TRUE(a_.worker->wait(*id).ok());
+      until([&] { return ended(*a_.worker->state(id)); });
+      EXPECT_TRUE(a_.worker->wait(id).ok());
     }
     return sent;
   }

@@ -27,14 +27,12 @@ TEST(PerfPlan, SurvivesTheWire) {
   plan.post_list = 3;
   plan.receives = 16;
   plan.area = 1 << 20;
-  const auto again = PerfPlan::from_json(Json::parse(plan.to_json().dump()));
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->to_json(), plan.to_json());
+  const auto again = must(PerfPlan::from_json(Json::parse(plan.to_json().dump())));
+  EXPECT_EQ(again.to_json(), plan.to_json());
   const PerfRun run{.size = 4096, .iterations = 0, .seconds = 1.5, .margin = 0.25, .seed = 9};
-  const auto same = PerfRun::from_json(Json::parse(run.to_json().dump()), plan);
-  ASSERT_TRUE(same.ok()) << same.status();
-  EXPECT_EQ(same->to_json(), run.to_json());
-  EXPECT_EQ(same->length(), std::chrono::milliseconds(1500));
+  const auto same = must(PerfRun::from_json(Json::parse(run.to_json().dump()), plan));
+  EXPECT_EQ(same.to_json(), run.to_json());
+  EXPECT_EQ(same.length(), std::chrono::milliseconds(1500));
 }
 
 TEST(PerfPlan, PlacesFitIntoTheArea) {

@@ -7,11 +7,7 @@
 namespace baton::bench {
 namespace {
 
-std::unique_ptr<Workload> made(const WorkloadSpec& spec) {
-  auto workload = Workload::make(spec);
-  EXPECT_TRUE(workload.ok()) << workload.status();
-  return workload.ok() ? *std::move(workload) : nullptr;
-}
+std::unique_ptr<Workload> made(const WorkloadSpec& spec) { return must(Workload::make(spec)); }
 
 // Does by hand what a transfer does.
 void transfer(const Workload& workload, const std::byte* from, std::byte* to) {
@@ -42,9 +38,8 @@ TEST(Workload, BothSidesDeriveTheSameOne) {
        {WorkloadSpec{.pages = 50, .page_bytes = 8},
         WorkloadSpec{.pages = 1, .page_bytes = 999, .scattered = false},
         WorkloadSpec{.model = "kjv", .tokens = 70, .tp_source = 3, .tp_target = 1}}) {
-    const auto told = WorkloadSpec::from_json(Json::parse(spec.to_json().dump()));
-    ASSERT_TRUE(told.ok()) << told.status();
-    const auto mine = made(spec), theirs = made(*told);
+    const auto told = must(WorkloadSpec::from_json(Json::parse(spec.to_json().dump())));
+    const auto mine = made(spec), theirs = made(told);
     EXPECT_EQ(mine->bytes(), theirs->bytes());
     std::vector<std::byte> from(mine->source_bytes()), to(mine->target_bytes());
     poison(to.data(), to.size());

@@ -32,6 +32,14 @@ struct ConnectorInC : ::testing::Test {
     out.block_count = 3;
     return out;
   }
+  // Load 9 is under way, and cannot end.
+  void load_from_one_that_stops(Peer& prefill) {
+    const std::string address = prefill.line();
+    const baton_kv_load wanted = load(9, address);
+    ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
+    EXPECT_EQ(prefill.line(), "stands");
+    prefill.stop();
+  }
   void end(uint64_t id) {
     until([&] { return baton_kv_load_end(connector, id, &error) != BATON_IN_PROGRESS; },
           [&] { baton_kv_connector_wait(connector, kLong, &error); });
@@ -47,11 +55,7 @@ struct ConnectorInC : ::testing::Test {
 // between, is not woken by its own questions.
 TEST_F(ConnectorInC, EndingALoadCausesNoSpuriousWakeUp) {
   Peer prefill;
-  const std::string address = prefill.line();
-  const baton_kv_load wanted = load(9, address);
-  ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
-  EXPECT_EQ(prefill.line(), "stands");
-  prefill.stop();
+  load_from_one_that_stops(prefill);
   int slept = 0;
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(baton_kv_load_end(connector, 9, &error), BATON_IN_PROGRESS);
@@ -67,11 +71,7 @@ TEST_F(ConnectorInC, EndingALoadCausesNoSpuriousWakeUp) {
 // Who waits for a layer hears that somebody else ends the load.
 TEST_F(ConnectorInC, EndingALoadWakesItsWaiter) {
   Peer prefill;
-  const std::string address = prefill.line();
-  const baton_kv_load wanted = load(9, address);
-  ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
-  EXPECT_EQ(prefill.line(), "stands");
-  prefill.stop();
+  load_from_one_that_stops(prefill);
   int32_t result = BATON_OK;
   std::thread waits([&] {
     baton_error why = BATON_ERROR_INIT;

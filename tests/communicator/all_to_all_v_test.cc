@@ -100,11 +100,9 @@ class Rank {
     ASSERT_TRUE(
         check_all_to_all_v(in_.data(), send, out_.data(), receive, DataType::kI64, rank_, ranks)
             .ok());
-    const auto work = calls_->start_all_to_all_v(reinterpret_cast<const std::byte*>(in_.data()),
-                                                 send, reinterpret_cast<std::byte*>(out_.data()),
-                                                 receive, DataType::kI64, {});
-    ASSERT_TRUE(work.ok()) << work.status();
-    work_ = *work;
+    work_ = must(calls_->start_all_to_all_v(reinterpret_cast<const std::byte*>(in_.data()), send,
+                                            reinterpret_cast<std::byte*>(out_.data()), receive,
+                                            DataType::kI64, {}));
   }
   // True when something has moved.
   bool advance() {

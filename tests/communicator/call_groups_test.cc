@@ -30,30 +30,26 @@ TEST_P(CallGroups, OneWorkEndsWithAllOfThem) {
     const int rank = comm.rank(), right = (rank + 1) % kRanks, left = (rank + kRanks - 1) % kRanks;
     for (int turn = 0; turn < 50; ++turn) {
       std::vector<int32_t> mine(1000, rank), theirs(1000, -1), sums(70'000, 1), none(3, rank);
-      const auto group = comm.group_begin();
-      ASSERT_TRUE(group.ok()) << group.status();
-      const CallOptions in_it{.group = *group};
+      const auto group = must(comm.group_begin());
+      const CallOptions in_it{.group = group};
       // Rank 0 has the sum in no group.
-      const auto summed = sum(comm, sums, rank == 0 ? Work{} : *group);
-      ASSERT_TRUE(summed.ok()) << summed.status();
+      const auto summed = must(sum(comm, sums, rank == 0 ? Work{} : group));
       const auto from_any =
-          comm.receive_async(theirs.data(), 1000, DataType::kI32, kAnyRank, in_it);
-      ASSERT_TRUE(from_any.ok()) << from_any.status();
+          must(comm.receive_async(theirs.data(), 1000, DataType::kI32, kAnyRank, in_it));
       std::thread([&] {
         const auto sent = comm.send_async(mine.data(), 1000, DataType::kI32, right, in_it);
         EXPECT_TRUE(sent.ok()) << sent.status();
       }).join();
-      EXPECT_TRUE(absl::IsFailedPrecondition(comm.wait(*group))) << "it may yet get calls";
-      EXPECT_TRUE(comm.group_end(*group).ok());
-      const absl::Status over = comm.wait(*group);
-      EXPECT_TRUE(over.ok()) << over;
+      EXPECT_TRUE(absl::IsFailedPrecondition(comm.wait(group))) << "it may yet get calls";
+      EXPECT_TRUE(comm.group_end(group).ok());
+      EXPECT_EQ(comm.wait(group), absl::OkStatus());
       EXPECT_EQ(theirs, std::vector<int32_t>(1000, left));
-      EXPECT_EQ(comm.source_of(*from_any), left);
+      EXPECT_EQ(comm.source_of(from_any), left);
       if (rank == 0) {
-        EXPECT_TRUE(comm.wait(*summed).ok());
+        EXPECT_TRUE(comm.wait(summed).ok());
       }
       EXPECT_EQ(sums, std::vector<int32_t>(70'000, kRanks));
-      EXPECT_TRUE(absl::IsNotFound(comm.wait(*group))) << "its end was told";
+      EXPECT_TRUE(absl::IsNotFound(comm.wait(group))) << "its end was told";
       EXPECT_TRUE(comm.barrier().ok());
     }
   });
@@ -61,10 +57,9 @@ TEST_P(CallGroups, OneWorkEndsWithAllOfThem) {
 
 TEST_P(CallGroups, WithoutCallsItEndsAtOnce) {
   run_group(1, test_options(GetParam()), [](Communicator& comm) {
-    const auto group = comm.group_begin();
-    ASSERT_TRUE(group.ok());
-    ASSERT_TRUE(comm.group_end(*group).ok());
-    const auto over = comm.test(*group);
+    const auto group = must(comm.group_begin());
+    ASSERT_TRUE(comm.group_end(group).ok());
+    const auto over = comm.test(group);
     ASSERT_TRUE(over.has_value());
     EXPECT_TRUE(over->ok()) << *over;
   });
@@ -73,25 +68,23 @@ TEST_P(CallGroups, WithoutCallsItEndsAtOnce) {
 TEST_P(CallGroups, WhatIsRefusedIsInNoGroupAndBreaksNothing) {
   run_group(2, test_options(GetParam()), [](Communicator& comm) {
     std::vector<int32_t> data(10, 1);
-    const auto group = comm.group_begin();
-    ASSERT_TRUE(group.ok());
+    const auto group = must(comm.group_begin());
     const auto bad =
-        comm.send_async(nullptr, 10, DataType::kI32, 1 - comm.rank(), {.group = *group});
+        comm.send_async(nullptr, 10, DataType::kI32, 1 - comm.rank(), {.group = group});
     EXPECT_TRUE(absl::IsInvalidArgument(bad.status())) << bad.status();
-    ASSERT_TRUE(comm.group_end(*group).ok());
-    EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(*group))) << "twice";
+    ASSERT_TRUE(comm.group_end(group).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(group))) << "twice";
     EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(Work{}))) << "none";
-    for (const Work closed : {*group, Work{group->sequence + 1000}}) {
+    for (const Work closed : {group, Work{group.sequence + 1000}}) {
       const auto late = sum(comm, data, closed);
       EXPECT_THAT(late.status(), fails_with(Code::kInvalidArgument, {"no open group"}));
       const auto send =
           comm.send_async(data.data(), 10, DataType::kI32, 1 - comm.rank(), {.group = closed});
       EXPECT_TRUE(absl::IsInvalidArgument(send.status())) << send.status();
     }
-    EXPECT_TRUE(comm.wait(*group).ok());
-    const auto after = sum(comm, data);
-    ASSERT_TRUE(after.ok()) << after.status();
-    EXPECT_TRUE(comm.wait(*after).ok());
+    EXPECT_TRUE(comm.wait(group).ok());
+    const auto after = must(sum(comm, data));
+    EXPECT_TRUE(comm.wait(after).ok());
     EXPECT_EQ(data, std::vector<int32_t>(10, 2));
   });
 }
@@ -112,17 +105,15 @@ TEST_P(CallGroups, EndBehindTheCallbacksOfTheirCalls) {
       }
     } slow;
     std::vector<int32_t> data(10, 1);
-    const auto group = comm.group_begin();
-    ASSERT_TRUE(group.ok()) << group.status();
-    const auto work =
-        comm.all_reduce_async(data.data(), data.data(), data.size(), DataType::kI32, ReduceOp::kSum,
-                              {.on_end = Slow::on_end, .context = &slow, .group = *group});
-    ASSERT_TRUE(work.ok()) << work.status();
-    ASSERT_TRUE(comm.group_end(*group).ok());
+    const auto group = must(comm.group_begin());
+    must(comm.all_reduce_async(data.data(), data.data(), data.size(), DataType::kI32,
+                               ReduceOp::kSum,
+                               {.on_end = Slow::on_end, .context = &slow, .group = group}));
+    ASSERT_TRUE(comm.group_end(group).ok());
     until([&] { return slow.called.load(); });
-    for (int i = 0; i < 100; ++i) EXPECT_FALSE(comm.test(*group).has_value());
+    for (int i = 0; i < 100; ++i) EXPECT_FALSE(comm.test(group).has_value());
     slow.let_go = true;
-    EXPECT_TRUE(comm.wait(*group).ok());
+    EXPECT_TRUE(comm.wait(group).ok());
     EXPECT_TRUE(slow.over);
     EXPECT_TRUE(comm.barrier().ok());
   });
@@ -131,15 +122,14 @@ TEST_P(CallGroups, EndBehindTheCallbacksOfTheirCalls) {
 TEST_P(CallGroups, BlockingCallsAreInNone) {
   run_group(2, test_options(GetParam()), [](Communicator& comm) {
     int32_t one = 1;
-    const auto group = comm.group_begin();
-    ASSERT_TRUE(group.ok()) << group.status();
-    const CallOptions in_it{.group = *group};
+    const auto group = must(comm.group_begin());
+    const CallOptions in_it{.group = group};
     EXPECT_TRUE(absl::IsInvalidArgument(
         comm.all_reduce(&one, &one, 1, DataType::kI32, ReduceOp::kSum, in_it)));
     EXPECT_TRUE(
         absl::IsInvalidArgument(comm.send(&one, 1, DataType::kI32, 1 - comm.rank(), in_it)));
-    EXPECT_TRUE(comm.group_end(*group).ok());
-    EXPECT_TRUE(comm.wait(*group).ok());
+    EXPECT_TRUE(comm.group_end(group).ok());
+    EXPECT_TRUE(comm.wait(group).ok());
     EXPECT_TRUE(comm.barrier().ok());
   });
 }
@@ -163,9 +153,8 @@ TEST_P(CallGroups, EndWithTheErrorOfTheirCalls) {
     ASSERT_TRUE(open.ok() && ended.ok());
     for (const Work group : {*open, *ended}) {
       // Which the other rank never sends.
-      const auto work = comm.receive_async(data.data(), 10, DataType::kI32, 1 - comm.rank(),
-                                           {.tag = 7, .group = group});
-      ASSERT_TRUE(work.ok()) << work.status();
+      must(comm.receive_async(data.data(), 10, DataType::kI32, 1 - comm.rank(),
+                              {.tag = 7, .group = group}));
     }
     ASSERT_TRUE(comm.group_end(*ended).ok());
     EXPECT_FALSE(comm.test(*ended).has_value());

@@ -21,10 +21,9 @@ class EndpointInput : public testing::TestWithParam<std::string> {
   std::unique_ptr<Communicator> make(uint64_t uuid) {
     GroupOptions group = group_options(uuid);
     group.start_timeout = kNever;
-    auto comm = Communicator::create(endpoints_[0], handles_, group);
-    EXPECT_TRUE(comm.ok()) << comm.status();
+    auto comm = must(Communicator::create(endpoints_[0], handles_, group));
     until([&] { return peer_.generation != 0; }, [&] { turn(); });
-    return *std::move(comm);
+    return comm;
   }
   void turn() {
     endpoints_[0]->progress();
@@ -180,11 +179,10 @@ TEST(EndpointCallers, AProcessThatCannotBeReachedIsNamed) {
   std::vector<Handle> handles = handles_of(endpoints);
   // The one with the lower number calls; the other one waits for that a second, and then calls.
   handles[1] = *Handle::decode(with_byte_raised(handles[1], 20));  // of another machine
-  auto comm = Communicator::create(endpoints[0], handles, group_options(7));
-  ASSERT_TRUE(comm.ok()) << comm.status();
-  until([&] { return (*comm)->state() == GroupState::kBroken; }, [&] { endpoints[0]->progress(); });
-  EXPECT_THAT(text((*comm)->status()), HasSubstr("rank 1"));
-  EXPECT_THAT(text((*comm)->status()), HasSubstr("both need tcp"));
+  auto comm = must(Communicator::create(endpoints[0], handles, group_options(7)));
+  until([&] { return comm->state() == GroupState::kBroken; }, [&] { endpoints[0]->progress(); });
+  EXPECT_THAT(text(comm->status()), HasSubstr("rank 1"));
+  EXPECT_THAT(text(comm->status()), HasSubstr("both need tcp"));
 }
 
 }  // namespace

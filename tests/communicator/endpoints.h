@@ -20,9 +20,7 @@ inline std::vector<std::shared_ptr<Endpoint>> open_endpoints(size_t count,
   for (size_t i = 0; i < count; ++i) {
     EndpointOptions options = endpoint_options(provider);
     options.background = background;
-    auto endpoint = Endpoint::open(options);
-    EXPECT_TRUE(endpoint.ok()) << endpoint.status();
-    endpoints.push_back(*std::move(endpoint));
+    endpoints.push_back(must(Endpoint::open(options)));
   }
   return endpoints;
 }
@@ -60,7 +58,9 @@ inline GroupOptions group_options(uint64_t uuid) {
 // Calls body(rank) on a thread for each and waits for all of them.
 inline void on_threads(size_t count, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) threads.emplace_back(body, static_cast<int>(i));
+  for (int i = 0; i < static_cast<int>(count); ++i) {
+    threads.push_back(rank_thread(i, [&body, i] { body(i); }));
+  }
   for (std::thread& thread : threads) thread.join();
 }
 

@@ -234,9 +234,8 @@ TEST_P(Failure, ALateRankIsNamedAndWhatItDid) {
         return;
       }
       std::vector<float> data(100);
-      const auto work = begin(comm, data.data());
-      ASSERT_TRUE(work.ok()) << work.status();
-      const absl::Status status = deadline.wait(comm, *work);
+      const auto work = must(begin(comm, data.data()));
+      const absl::Status status = deadline.wait(comm, work);
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
       for (const char* part : says) EXPECT_THAT(text(status), HasSubstr(part));
     });
@@ -261,11 +260,10 @@ TEST_P(Failure, AbortFromAnyThreadEndsCallsEverywhere) {
     if (comm.rank() == 0) {
       ASSERT_EQ(met, absl::OkStatus());
       std::vector<float> data(1000);
-      auto work =
-          comm.all_reduce_async(data.data(), data.data(), 1000, DataType::kF32, ReduceOp::kSum);
-      ASSERT_TRUE(work.ok());
+      auto work = must(
+          comm.all_reduce_async(data.data(), data.data(), 1000, DataType::kF32, ReduceOp::kSum));
       std::thread other([&] { comm.abort(absl::InternalError("enough")); });
-      const absl::Status status = comm.wait(*work);
+      const absl::Status status = comm.wait(work);
       other.join();
       EXPECT_THAT(status, fails_with(Code::kInternal, {"rank 0", "abort()", "enough"}));
     } else {
@@ -290,29 +288,27 @@ TEST_P(Failure, ARankThatLeavesAfterTheCallFailsNoOtherRank) {
     own.rendezvous = server->address();
     return Communicator::create(own);
   };
-  std::thread root([&] {
-    auto comm = make(0);
-    ASSERT_TRUE(comm.ok()) << comm.status();
+  std::thread root = rank_thread(0, [&] {
+    auto comm = must(make(0));
     std::vector<float> in(100, 1), out(100);
-    EXPECT_EQ((*comm)->reduce(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0),
+    EXPECT_EQ(comm->reduce(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0),
               absl::OkStatus());
     EXPECT_EQ(out[0], 3);
     summed = true;
-    comm->reset();
+    comm.reset();
     gone = true;
   });
-  auto comm = make(1);
-  ASSERT_TRUE(comm.ok()) << comm.status();
+  auto comm = must(make(1));
   std::vector<float> in(100, 2), out(100);
-  auto work = (*comm)->reduce_async(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0);
-  ASSERT_TRUE(work.ok()) << work.status();
+  auto work =
+      must(comm->reduce_async(in.data(), out.data(), 100, DataType::kF32, ReduceOp::kSum, 0));
   std::optional<absl::Status> ended;
   while (!summed) {  // seldom enough to miss how the root leaves
-    if (!ended.has_value()) ended = (*comm)->test(*work);
+    if (!ended.has_value()) ended = comm->test(work);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   until([&] { return gone.load(); });
-  EXPECT_EQ(ended.has_value() ? *ended : (*comm)->wait(*work), absl::OkStatus());
+  EXPECT_EQ(ended.has_value() ? *ended : comm->wait(work), absl::OkStatus());
   root.join();
 }
 
@@ -354,8 +350,7 @@ TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
 // Promise(collectives): After an abort a new communicator needs a higher generation; an old one is
 //   refused at once | the rendezvous counts generations
 TEST_P(Failure, AfterAnAbortTheNextGenerationMeetsOverTheSameRendezvous) {
-  auto server = collectives::RendezvousServer::start(test_key(), "", 0, 2);
-  ASSERT_TRUE(server.ok()) << server.status();
+  auto server = must(collectives::RendezvousServer::start(test_key(), "", 0, 2));
   const auto rank = [&](int number) {
     std::vector<std::unique_ptr<Communicator>> kept;  // half of those that broke live on
     for (uint64_t generation = 0; generation < 4; ++generation) {
@@ -363,7 +358,7 @@ TEST_P(Failure, AfterAnAbortTheNextGenerationMeetsOverTheSameRendezvous) {
       CommunicatorOptions own = options();
       own.rank = number;
       own.ranks = 2;
-      own.rendezvous = (*server)->address();
+      own.rendezvous = server->address();
       if (generation > 0) {
         own.generation = generation - 1;
         EXPECT_THAT(Communicator::create(own).status(),
@@ -372,19 +367,18 @@ TEST_P(Failure, AfterAnAbortTheNextGenerationMeetsOverTheSameRendezvous) {
                                 absl::StrCat("with ", generation, " or higher")}));
       }
       own.generation = generation;
-      auto comm = Communicator::create(own);
-      ASSERT_TRUE(comm.ok()) << comm.status();
+      auto comm = must(Communicator::create(own));
       std::vector<float> data(100, 1);
       const absl::Status summed =
-          (*comm)->all_reduce(data.data(), data.data(), 100, DataType::kF32, ReduceOp::kSum);
+          comm->all_reduce(data.data(), data.data(), 100, DataType::kF32, ReduceOp::kSum);
       // Rank 1 may hear of the abort in it.
       EXPECT_TRUE(summed.ok() || (number == 1 && absl::IsInternal(summed))) << summed;
-      if (number == 0) (*comm)->abort(absl::InternalError("enough"));
-      until([&] { return !(*comm)->status().ok(); }, [&] { (*comm)->progress(); });
-      if (generation % 2 == 0) kept.push_back(*std::move(comm));
+      if (number == 0) comm->abort(absl::InternalError("enough"));
+      until([&] { return !comm->status().ok(); }, [&] { comm->progress(); });
+      if (generation % 2 == 0) kept.push_back(std::move(comm));
     }
   };
-  std::thread other([&] { rank(1); });
+  std::thread other = rank_thread(1, [&] { rank(1); });
   rank(0);
   other.join();
 }

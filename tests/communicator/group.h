@@ -49,23 +49,29 @@ class DeadlineInRounds {
   std::atomic<int> rounds_{0};
 };
 
+// A thread for what a rank does: what that throws fails the test.
+inline std::thread rank_thread(int rank, const std::function<void()>& body) {
+  return std::thread([rank, body] {
+    try {
+      body();
+    } catch (const std::exception& why) {
+      ADD_FAILURE() << "rank " << rank << ": " << why.what();
+    }
+  });
+}
+
 // Calls body(communicator) on `ranks` threads and waits for all of them.
 inline void run_group(int ranks, CommunicatorOptions options,
                       const std::function<void(Communicator&)>& body) {
-  auto server = collectives::RendezvousServer::start(*options.worker.key, "", 0,
-                                                     static_cast<uint32_t>(ranks));
-  ASSERT_TRUE(server.ok()) << server.status();
+  auto server = must(collectives::RendezvousServer::start(*options.worker.key, "", 0,
+                                                          static_cast<uint32_t>(ranks)));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     CommunicatorOptions own = options;
     own.rank = rank;
     own.ranks = ranks;
-    own.rendezvous = (*server)->address();
-    threads.emplace_back([own, &body] {
-      auto comm = Communicator::create(own);
-      ASSERT_TRUE(comm.ok()) << "rank " << own.rank << ": " << comm.status();
-      body(**comm);
-    });
+    own.rendezvous = server->address();
+    threads.push_back(rank_thread(rank, [own, &body] { body(*must(Communicator::create(own))); }));
   }
   for (std::thread& thread : threads) thread.join();
 }

@@ -32,19 +32,16 @@ TEST_P(Groups, AGroupIsMadeFromHandles) {
 TEST_P(Groups, CallsMayBeginBeforeTheOthersAreThere) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
-  auto first = Communicator::create(endpoints[0], handles, group_options(7));
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ((*first)->state(), GroupState::kStarting);
-  EXPECT_TRUE(absl::IsDeadlineExceeded((*first)->wait_ready(Time(1))));
+  auto first = must(Communicator::create(endpoints[0], handles, group_options(7)));
+  EXPECT_EQ(first->state(), GroupState::kStarting);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(first->wait_ready(Time(1))));
   float data = 1;
-  auto work = (*first)->all_reduce_async(&data, &data, 1, DataType::kF32, ReduceOp::kSum);
-  ASSERT_TRUE(work.ok()) << work.status();
+  auto work = must(first->all_reduce_async(&data, &data, 1, DataType::kF32, ReduceOp::kSum));
   std::thread other([&] {
-    auto second = Communicator::create(endpoints[1], handles, group_options(7));
-    ASSERT_TRUE(second.ok()) << second.status();
-    EXPECT_EQ(sum_of(**second, 1, 1), 3);
+    auto second = must(Communicator::create(endpoints[1], handles, group_options(7)));
+    EXPECT_EQ(sum_of(*second, 1, 1), 3);
   });
-  EXPECT_EQ((*first)->wait(*work), absl::OkStatus());
+  EXPECT_EQ(first->wait(work), absl::OkStatus());
   other.join();
   EXPECT_EQ(data, 3);
 }
@@ -71,15 +68,13 @@ TEST_P(Groups, SubgroupsAreCalledByTheirMembersOnly) {
     for (int round = 0; round < 3; ++round) {
       if (comm.rank() == 1) continue;
       const std::vector<int> members = {3, 0, 2};
-      auto group = comm.subgroup(members, group_options(0));
-      ASSERT_TRUE(group.ok()) << group.status();
-      EXPECT_EQ(members[(*group)->rank()], comm.rank());
-      EXPECT_EQ(sum_of(**group), 6);
+      auto group = must(comm.subgroup(members, group_options(0)));
+      EXPECT_EQ(members[group->rank()], comm.rank());
+      EXPECT_EQ(sum_of(*group), 6);
       // Of a group's group.
-      if ((*group)->rank() == 2) continue;
-      auto pair = (*group)->subgroup({1, 0}, group_options(0));
-      ASSERT_TRUE(pair.ok()) << pair.status();
-      EXPECT_EQ(sum_of(**pair), 3);
+      if (group->rank() == 2) continue;
+      auto pair = must(group->subgroup({1, 0}, group_options(0)));
+      EXPECT_EQ(sum_of(*pair), 3);
     }
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
     for (const auto& [ranks, why] : std::vector<std::pair<std::vector<int>, std::string>>{
@@ -100,9 +95,7 @@ TEST_P(Groups, ManyAtOnceFromSeveralThreads) {
   run_endpoints(endpoints, 7, [](Communicator& comm) {
     std::vector<std::unique_ptr<Communicator>> groups;
     for (int g = 0; g < kGroups; ++g) {
-      auto group = comm.subgroup({0, 1, 2}, group_options(0));
-      ASSERT_TRUE(group.ok()) << group.status();
-      groups.push_back(*std::move(group));
+      groups.push_back(must(comm.subgroup({0, 1, 2}, group_options(0))));
     }
     const int rounds = rounds_of(40, 10);
     on_threads(kGroups, [&](int g) {
@@ -223,10 +216,9 @@ TEST_P(Groups, CallsTellTheirEndByACallback) {
       call.context = &ends;
       float data[300] = {};
       for (int i = 0; i < rounds; ++i) {
-        auto work =
-            comm.all_reduce_async(data + i, data + i, 1, DataType::kF32, ReduceOp::kSum, call);
-        ASSERT_TRUE(work.ok()) << work.status();
-        ASSERT_EQ(comm.wait(*work), absl::OkStatus());
+        auto work = must(
+            comm.all_reduce_async(data + i, data + i, 1, DataType::kF32, ReduceOp::kSum, call));
+        ASSERT_EQ(comm.wait(work), absl::OkStatus());
         ASSERT_EQ(ends.count, i + 1);
       }
       // A chain of calls that only callbacks begin, longer than there are places for calls.
@@ -345,12 +337,11 @@ TEST_P(Groups, AWaitGivesUpAndTheCallRunsOn) {
       ASSERT_EQ(comm.send(&data, 1, DataType::kF32, 0), absl::OkStatus());
       return;
     }
-    auto work = comm.receive_async(&data, 1, DataType::kF32, 1);
-    ASSERT_TRUE(work.ok());
-    EXPECT_THAT(comm.wait(*work, std::chrono::milliseconds(5)),
+    auto work = must(comm.receive_async(&data, 1, DataType::kF32, 1));
+    EXPECT_THAT(comm.wait(work, std::chrono::milliseconds(5)),
                 fails_with(Code::kDeadlineExceeded, {"still runs"}));
     gave_up = true;
-    EXPECT_EQ(comm.wait(*work), absl::OkStatus());
+    EXPECT_EQ(comm.wait(work), absl::OkStatus());
   });
 }
 
@@ -428,9 +419,8 @@ TEST_P(Groups, HandlesThatMakeNoSenseAreRefusedByName) {
   }
   EXPECT_TRUE(
       absl::IsInvalidArgument(Communicator::create(nullptr, handles, group_options(7)).status()));
-  auto alone = Communicator::create(endpoints[0], {handles[0]}, group_options(9));
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_EQ(sum_of(**alone), 1);
+  auto alone = must(Communicator::create(endpoints[0], {handles[0]}, group_options(9)));
+  EXPECT_EQ(sum_of(*alone), 1);
   const auto again = Communicator::create(endpoints[0], {handles[0]}, group_options(9));
   EXPECT_TRUE(absl::IsAlreadyExists(again.status())) << again.status();
 }
@@ -443,10 +433,9 @@ TEST_P(Groups, RanksThatDisagreeAboutTheMembersAreTold) {
   const std::vector<Handle> lists[] = {{handles[0], handles[1]},
                                        {handles[0], handles[1], handles[2]}};
   on_threads(2, [&](int rank) {
-    auto comm = Communicator::create(endpoints[rank], lists[rank], group_options(7));
-    ASSERT_TRUE(comm.ok()) << comm.status();
-    EXPECT_THAT((*comm)->wait_ready(), fails_with(Code::kInvalidArgument, {"disagree", "rank"}));
-    EXPECT_EQ((*comm)->state(), GroupState::kBroken);
+    auto comm = must(Communicator::create(endpoints[rank], lists[rank], group_options(7)));
+    EXPECT_THAT(comm->wait_ready(), fails_with(Code::kInvalidArgument, {"disagree", "rank"}));
+    EXPECT_EQ(comm->state(), GroupState::kBroken);
   });
   for (const std::string option : {"slots", "tuned", "ordered"}) {
     on_threads(2, [&](int rank) {
@@ -454,10 +443,8 @@ TEST_P(Groups, RanksThatDisagreeAboutTheMembersAreTold) {
       options.slot_bytes = rank == 0 || option != "slots" ? 64 << 10 : 128 << 10;
       options.tune = rank == 0 || option != "tuned";
       options.ordered = rank == 1 && option == "ordered";
-      auto comm = Communicator::create(endpoints[rank], lists[0], options);
-      ASSERT_TRUE(comm.ok()) << comm.status();
-      EXPECT_THAT((*comm)->wait_ready(),
-                  fails_with(Code::kInvalidArgument, {option, "same options"}));
+      auto comm = must(Communicator::create(endpoints[rank], lists[0], options));
+      EXPECT_THAT(comm->wait_ready(), fails_with(Code::kInvalidArgument, {option, "same options"}));
     });
   }
 }
@@ -466,21 +453,18 @@ TEST_P(Groups, AProcessThatIsGoneOrOfAnotherKeyIsNamed) {
   auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
   endpoints[1].reset();
-  auto comm = Communicator::create(endpoints[0], handles, group_options(7));
-  ASSERT_TRUE(comm.ok()) << comm.status();
-  const absl::Status gone = (*comm)->wait_ready();
+  auto comm = must(Communicator::create(endpoints[0], handles, group_options(7)));
+  const absl::Status gone = comm->wait_ready();
   EXPECT_FALSE(gone.ok());
   EXPECT_THAT(text(gone), HasSubstr("rank 1"));
 
   EndpointOptions foreign = endpoint_options(GetParam());
   foreign.worker.key = *ClusterKey::from_bytes("another key of tests: 24 B");
   foreign.background = true;  // it answers
-  auto stranger = Endpoint::open(foreign);
-  ASSERT_TRUE(stranger.ok()) << stranger.status();
+  auto stranger = must(Endpoint::open(foreign));
   auto with =
-      Communicator::create(endpoints[0], {handles[0], (*stranger)->handle()}, group_options(8));
-  ASSERT_TRUE(with.ok()) << with.status();
-  const absl::Status refused = (*with)->wait_ready();
+      must(Communicator::create(endpoints[0], {handles[0], stranger->handle()}, group_options(8)));
+  const absl::Status refused = with->wait_ready();
   EXPECT_FALSE(refused.ok());
   EXPECT_THAT(text(refused), HasSubstr("rank 1"));
 }
@@ -554,10 +538,9 @@ void live(const std::vector<std::shared_ptr<Endpoint>>& endpoints, uint64_t uuid
         break;
       default: {
         if (rank == 0) comm->abort(absl::CancelledError("enough"));
-        const auto work = comm->reconfigure({handles[1], handles[0]}, uuid + 1,
-                                            patient(std::chrono::seconds(60)));
-        ASSERT_TRUE(work.ok()) << work.status();
-        ASSERT_EQ(comm->wait(*work), absl::OkStatus());
+        const auto work = must(comm->reconfigure({handles[1], handles[0]}, uuid + 1,
+                                                 patient(std::chrono::seconds(60))));
+        ASSERT_EQ(comm->wait(work), absl::OkStatus());
         ASSERT_EQ(sum_of(*comm, 1, 50000), 3);
       }
     }

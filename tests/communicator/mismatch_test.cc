@@ -61,16 +61,15 @@ TEST_P(Mismatch, BlocksOfOtherLengthsAreAnErrorOnBothSides) {
         const size_t lengths[2] = {own == 0 ? 2 * count : count, own == 0 ? count : 2 * count};
         // Rank 0 sends `count` elements to rank 1, which expects twice as many.
         const size_t sent[2] = {count, count}, expected[2] = {own == 1 ? 2 * count : count, count};
-        const auto work = what == "all_gather_v"
-                              ? comm.all_gather_v_async(in.data(), lengths[own], out.data(),
-                                                        lengths, at, DataType::kF32)
-                          : what == "all_to_all_v"
-                              ? comm.all_to_all_v_async(in.data(), sent, at, out.data(), expected,
-                                                        at, DataType::kF32)
-                              : comm.reduce_scatter_v_async(in.data(), lengths, at, out.data(),
-                                                            DataType::kF32, ReduceOp::kSum);
-        ASSERT_TRUE(work.ok()) << work.status();
-        absl::Status status = comm.wait(*work);
+        const auto work = must(what == "all_gather_v"
+                                   ? comm.all_gather_v_async(in.data(), lengths[own], out.data(),
+                                                             lengths, at, DataType::kF32)
+                               : what == "all_to_all_v"
+                                   ? comm.all_to_all_v_async(in.data(), sent, at, out.data(),
+                                                             expected, at, DataType::kF32)
+                                   : comm.reduce_scatter_v_async(in.data(), lengths, at, out.data(),
+                                                                 DataType::kF32, ReduceOp::kSum));
+        absl::Status status = comm.wait(work);
         if (status.ok()) status = comm.barrier();  // a rank that has taken what it expects
         EXPECT_THAT(status, fails_with(Code::kInvalidArgument, {what + " #1"})) << comm.rank();
       });
@@ -265,9 +264,7 @@ TEST_P(Mismatch, CallsThatWereRefusedDoNotMakeRanksDisagreeLater) {
     std::vector<Work> open;
     if (comm.rank() == 0) {
       for (size_t i = 0; i < kOpen; ++i) {
-        auto work = comm.barrier_async();
-        ASSERT_TRUE(work.ok()) << work.status();
-        open.push_back(*work);
+        open.push_back(must(comm.barrier_async()));
       }
       for (int i = 0; i < 30; ++i) EXPECT_TRUE(absl::IsResourceExhausted(sum().status()));
     }

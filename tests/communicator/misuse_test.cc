@@ -19,11 +19,10 @@ TEST_P(Misuse, AGroupThatARankHasLeftBeforeFails) {
   GroupOptions patient = group_options(7);
   patient.start_timeout = kNever;
   Communicator::create(endpoints[1], handles, patient)->reset();
-  auto comm = Communicator::create(endpoints[0], handles, patient);
-  ASSERT_TRUE(comm.ok()) << comm.status();
-  until([&] { return (*comm)->state() == GroupState::kBroken; },
+  auto comm = must(Communicator::create(endpoints[0], handles, patient));
+  until([&] { return comm->state() == GroupState::kBroken; },
         [&] { endpoints[0]->progress(), endpoints[1]->progress(); });
-  EXPECT_THAT((*comm)->status(), fails_with(Code::kUnavailable, {"rank 1", "left"}));
+  EXPECT_THAT(comm->status(), fails_with(Code::kUnavailable, {"rank 1", "left"}));
 }
 
 // As many as nothing can have are cut down like any that are too many for the group's size.
@@ -36,9 +35,8 @@ TEST_P(Misuse, SlotsOfAnySizeAreCutToWhatTheGroupMayHave) {
     GroupOptions group = group_options(++uuid);
     group.slot_bytes = bytes;
     on_threads(2, [&](int rank) {
-      auto comm = Communicator::create(endpoints[rank], handles, group);
-      ASSERT_TRUE(comm.ok()) << comm.status();
-      EXPECT_EQ(sum_of(**comm, 1, 3 << 20), 3) << "slots of " << bytes;
+      auto comm = must(Communicator::create(endpoints[rank], handles, group));
+      EXPECT_EQ(sum_of(*comm, 1, 3 << 20), 3) << "slots of " << bytes;
     });
   }
 }
@@ -65,12 +63,11 @@ TEST_P(Misuse, ACallbackDestroysItsCommunicator) {
       call.context = &owner;
       call.on_end = &Owner::destroy;
       Communicator& group = *owner.comm;
-      const auto work = group.barrier_async(call);
-      ASSERT_TRUE(work.ok()) << work.status();
+      const auto work = must(group.barrier_async(call));
       if (background) {
         until([&] { return owner.gone.load(); });
       } else {
-        EXPECT_EQ(group.wait(*work), absl::OkStatus());
+        EXPECT_EQ(group.wait(work), absl::OkStatus());
         EXPECT_TRUE(owner.gone);
       }
       EXPECT_EQ(sum_of(comm), 3);

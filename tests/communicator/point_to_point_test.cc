@@ -27,9 +27,7 @@ void run_plan(Communicator& comm, const MessagePlan& plan, uint64_t seed) {
   std::vector<int> sources(calls.size(), -1);
   for (const PlannedCall& call : calls) {
     memory.push_back(std::make_unique<CallMemory>(comm, call.message.bytes, call.registered));
-    auto work = begin(comm, call, memory.back()->data());
-    ASSERT_TRUE(work.ok()) << work.status();
-    works.push_back(*work);
+    works.push_back(must(begin(comm, call, memory.back()->data())));
   }
   std::vector<size_t> order(calls.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -81,10 +79,9 @@ TEST_P(PointToPoint, AReceiveLeavesOtherTagsAlone) {
       int32_t got[2] = {};
       int from[2] = {};
       for (int i = 0; i < 2; ++i) {
-        auto work = comm.receive_async(&got[i], 1, DataType::kI32, kAnyRank, tag[which]);
-        ASSERT_TRUE(work.ok()) << work.status();
-        ASSERT_EQ(comm.wait(*work), absl::OkStatus());
-        from[i] = comm.source_of(*work);
+        auto work = must(comm.receive_async(&got[i], 1, DataType::kI32, kAnyRank, tag[which]));
+        ASSERT_EQ(comm.wait(work), absl::OkStatus());
+        from[i] = comm.source_of(work);
         EXPECT_EQ(from[i], got[i]);
       }
       EXPECT_EQ(from[0] + from[1], 3);
@@ -98,15 +95,13 @@ TEST_P(PointToPoint, AMessageOfAnAllToAllVIsNoReceivesMessage) {
     const size_t counts[2] = {10, 10}, at[2] = {0, 10};
     const int other = 1 - comm.rank();
     // The receive is there before the messages of the all_to_all_v, and takes what comes later.
-    auto receive = comm.receive_async(token.data(), 10, DataType::kF32, other);
-    ASSERT_TRUE(receive.ok()) << receive.status();
-    auto all =
-        comm.all_to_all_v_async(data.data(), counts, at, out.data(), counts, at, DataType::kF32);
-    ASSERT_TRUE(all.ok()) << all.status();
-    ASSERT_EQ(comm.wait(*all), absl::OkStatus());
+    auto receive = must(comm.receive_async(token.data(), 10, DataType::kF32, other));
+    auto all = must(
+        comm.all_to_all_v_async(data.data(), counts, at, out.data(), counts, at, DataType::kF32));
+    ASSERT_EQ(comm.wait(all), absl::OkStatus());
     const std::vector<float> sent(10, 7);
     ASSERT_EQ(comm.send(sent.data(), 10, DataType::kF32, other), absl::OkStatus());
-    ASSERT_EQ(comm.wait(*receive), absl::OkStatus());
+    ASSERT_EQ(comm.wait(receive), absl::OkStatus());
     EXPECT_EQ(token, sent);
   });
 }
@@ -121,10 +116,8 @@ TEST_P(PointToPoint, TwoHundredSendsWaitForTheirReceives) {
     std::vector<Work> works;
     const auto begin = [&](int i) {
       std::byte* data = memory.data() + static_cast<size_t>(i) * kSize;
-      auto work = comm.rank() == 0 ? comm.send_async(data, kSize, kBytes, 1)
-                                   : comm.receive_async(data, kSize, kBytes, 0);
-      ASSERT_TRUE(work.ok()) << work.status();
-      works.push_back(*work);
+      works.push_back(must(comm.rank() == 0 ? comm.send_async(data, kSize, kBytes, 1)
+                                            : comm.receive_async(data, kSize, kBytes, 0)));
     };
     for (int i = 0; comm.rank() == 0 && i < kSends; ++i) {
       std::memset(memory.data() + static_cast<size_t>(i) * kSize, i, kSize);

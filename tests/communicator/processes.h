@@ -38,10 +38,9 @@ inline void run_processes(int ranks, const CommunicatorOptions& options,
     pipes.push_back(ends[1]);
     children.push_back(child);
   }
-  auto server = collectives::RendezvousServer::start(*options.worker.key, "", 0,
-                                                     static_cast<uint32_t>(ranks));
-  ASSERT_TRUE(server.ok()) << server.status();
-  std::string address = (*server)->address();
+  auto server = must(collectives::RendezvousServer::start(*options.worker.key, "", 0,
+                                                          static_cast<uint32_t>(ranks)));
+  std::string address = server->address();
   for (int end : pipes) {
     ASSERT_GT(write(end, address.c_str(), address.size() + 1), 0);
     close(end);

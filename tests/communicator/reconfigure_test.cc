@@ -66,9 +66,7 @@ TEST_P(Reconfigure, MembersComeAndGo) {
       std::vector<Handle> list;
       for (const int one : *group) list.push_back(handles[one]);
       if (comms[me] == nullptr) {
-        auto comm = Communicator::create(endpoints[me], list, group_options(id));
-        ASSERT_TRUE(comm.ok()) << comm.status();
-        comms[me] = *std::move(comm);
+        comms[me] = must(Communicator::create(endpoints[me], list, group_options(id)));
         ASSERT_EQ(comms[me]->wait_ready(), absl::OkStatus());
       } else {
         if (step.after_abort) comms[me]->abort(absl::CancelledError("over"));
@@ -84,11 +82,11 @@ TEST_P(Reconfigure, MembersComeAndGo) {
       if (comm.ranks() == 1) return;
       const int before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
       int32_t mine = comm.rank(), theirs = -1;
-      const auto sent = comm.send_async(&mine, 1, DataType::kI32, (comm.rank() + 1) % comm.ranks());
-      ASSERT_TRUE(sent.ok()) << sent.status();
+      const auto sent =
+          must(comm.send_async(&mine, 1, DataType::kI32, (comm.rank() + 1) % comm.ranks()));
       ASSERT_EQ(comm.receive(&theirs, 1, DataType::kI32, kAnyRank), absl::OkStatus());
       ASSERT_EQ(theirs, before);
-      ASSERT_EQ(comm.wait(*sent), absl::OkStatus());
+      ASSERT_EQ(comm.wait(sent), absl::OkStatus());
     });
   }
 }
@@ -139,14 +137,12 @@ TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
     std::vector<std::unique_ptr<Communicator>> comms;
     while_time_goes_on([&] { comms = group_of(endpoints, 7); });
     std::vector<float> data(1 << 18, 1);
-    const auto old = comms[0]->all_reduce_async(data.data(), data.data(), data.size(),
-                                                DataType::kF32, ReduceOp::kSum);
-    ASSERT_TRUE(old.ok()) << old.status();
-    const auto work = comms[0]->reconfigure({handles[0]}, 8, kLong);
-    ASSERT_TRUE(work.ok()) << work.status();
+    const auto old = must(comms[0]->all_reduce_async(data.data(), data.data(), data.size(),
+                                                     DataType::kF32, ReduceOp::kSum));
+    const auto work = must(comms[0]->reconfigure({handles[0]}, 8, kLong));
     // The old group's calls end before it is time to look at anything else.
-    EXPECT_TRUE(absl::IsAborted(comms[0]->wait(*old)));
-    while_time_goes_on([&] { EXPECT_EQ(comms[0]->wait(*work), absl::OkStatus()); });
+    EXPECT_TRUE(absl::IsAborted(comms[0]->wait(old)));
+    while_time_goes_on([&] { EXPECT_EQ(comms[0]->wait(work), absl::OkStatus()); });
     EXPECT_EQ(sum_of(*comms[0]), 1);
   }
 }
@@ -158,9 +154,8 @@ TEST_P(Reconfigure, WorksThatNoCallerHasWaitedForDoNotHoldItUp) {
   const auto handles = handles_of(endpoints);
   std::atomic<int> full{0};
   run_endpoints(endpoints, 7, [&](Communicator& comm) {
-    auto window = Window::allocate(comm, 8);
-    ASSERT_TRUE(window.ok()) << window.status();
-    const auto signal = [&] { return (*window)->signal(comm.rank(), 0, 1); };
+    auto window = must(Window::allocate(comm, 8));
+    const auto signal = [&] { return window->signal(comm.rank(), 0, 1); };
     std::vector<Work> works;
     for (auto work = signal(); work.ok(); work = signal()) works.push_back(*work);
     EXPECT_EQ(works.size(), 4096u);

@@ -138,9 +138,7 @@ class SimCall {
   void allocate(size_t floats, bool pool) {
     floats_ = floats;
     if (pool) {
-      auto made = endpoint_->allocate(floats * sizeof(float));
-      ASSERT_TRUE(made.ok()) << made.status();
-      pool_ = *made;
+      pool_ = must(endpoint_->allocate(floats * sizeof(float)));
       data_ = reinterpret_cast<float*>(pool_.data);
     } else {
       heap_.resize(floats);

@@ -116,14 +116,13 @@ class Stopped : public SimGroup {
     std::vector<Work> works(nodes_);
     for (const size_t node : {0, 1, 3}) {
       const CallOptions patient{.timeout = seconds(10)};
-      auto work = node == 3 ? (elsewhere ? *pair_ : *comms_[3])
-                                  .receive_async(data + 3, 1, DataType::kF32,
-                                                 elsewhere ? 0 : kVictim, patient)
-                            : comms_[node]->all_reduce_async(
-                                  data + node, data + node, 1, DataType::kF32, ReduceOp::kSum,
-                                  {.algorithm = Algorithm::kRing, .timeout = seconds(4)});
-      ASSERT_TRUE(work.ok()) << work.status();
-      works[node] = *work;
+      works[node] =
+          must(node == 3 ? (elsewhere ? *pair_ : *comms_[3])
+                               .receive_async(data + 3, 1, DataType::kF32, elsewhere ? 0 : kVictim,
+                                              patient)
+                         : comms_[node]->all_reduce_async(
+                               data + node, data + node, 1, DataType::kF32, ReduceOp::kSum,
+                               {.algorithm = Algorithm::kRing, .timeout = seconds(4)}));
     }
     const Time begun = now();
     std::vector<std::optional<absl::Status>> ends(nodes_);

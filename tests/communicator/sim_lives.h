@@ -233,9 +233,7 @@ class Lives : public SimNodes {
     for (const int rank : ranks) group->members.push_back(world_.members[rank]);
     for (const size_t node : group->members) {
       if (!alive(node) || !world_.at.contains(node)) continue;
-      auto comm = world_.at[node]->subgroup(ranks, sim_group(0, kTimeout));
-      ASSERT_TRUE(comm.ok()) << comm.status();
-      group->at[node] = *std::move(comm);
+      group->at[node] = must(world_.at[node]->subgroup(ranks, sim_group(0, kTimeout)));
     }
     ++seen_["subgroups"];
     groups_.push_back(std::move(group));
@@ -284,11 +282,10 @@ class Lives : public SimNodes {
         if (!alive(node) || !world_.at.contains(node)) continue;  // it may have left since
         if (world_.hurt && !how[node].ok()) continue;
         ASSERT_EQ(how[node], absl::OkStatus()) << "node " << node;
-        auto comm = splits[node]->finish(sim_group(0, kTimeout));
-        ASSERT_TRUE(comm.ok()) << comm.status();
-        ASSERT_EQ((*comm)->ranks(), static_cast<int>(group->members.size()));
-        ASSERT_EQ(group->members[(*comm)->rank()], node);
-        group->at[node] = *std::move(comm);
+        auto comm = must(splits[node]->finish(sim_group(0, kTimeout)));
+        ASSERT_EQ(comm->ranks(), static_cast<int>(group->members.size()));
+        ASSERT_EQ(group->members[comm->rank()], node);
+        group->at[node] = std::move(comm);
       }
       groups_.push_back(std::move(group));
     }

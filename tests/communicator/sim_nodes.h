@@ -40,10 +40,9 @@ class SimNodes {
       own.worker.extra_providers = {fabric_.provider_factory(place)};
       own.worker.max_transfers = max_transfers;
       own.slab_bytes = 2 << 20;
-      auto endpoint = Endpoint::open(own);
-      EXPECT_TRUE(endpoint.ok()) << endpoint.status();
-      opened.emplace_back((*endpoint)->handle(), place);
-      endpoints.push_back(*std::move(endpoint));
+      auto endpoint = must(Endpoint::open(own));
+      opened.emplace_back(endpoint->handle(), place);
+      endpoints.push_back(std::move(endpoint));
     }
     // The one with the lower handle calls the other: in this order, all follows from the
     // seed.
@@ -144,9 +143,7 @@ class SimGroup : public SimNodes {
       : SimNodes(fabric) {
     const GroupOptions options = sim_group(1, timeout);
     for (const auto& endpoint : endpoints_) {
-      auto comm = Communicator::create(endpoint, handles_, options);
-      EXPECT_TRUE(comm.ok()) << comm.status();
-      comms_.push_back(*std::move(comm));
+      comms_.push_back(must(Communicator::create(endpoint, handles_, options)));
     }
   }
   ~SimGroup() {

@@ -33,9 +33,7 @@ class Many : public SimNodes {
  public:
   explicit Many(size_t nodes) : SimNodes({.nodes = nodes}, 256) {
     for (size_t node = 0; node < nodes; ++node) {
-      auto comm = Communicator::create(endpoints_[node], handles_, of_all(1));
-      EXPECT_TRUE(comm.ok()) << comm.status();
-      world_.push_back(*std::move(comm));
+      world_.push_back(must(Communicator::create(endpoints_[node], handles_, of_all(1))));
     }
   }
   ~Many() {
@@ -84,11 +82,9 @@ class Many : public SimNodes {
     std::vector<Work> works;
     for (size_t node = 0; node < nodes_; ++node) {
       data[node] = static_cast<double>(node + 1);
-      auto work =
+      works.push_back(must(
           comms[node]->all_reduce_async(&data[node], &data[node], 1, DataType::kF64, ReduceOp::kSum,
-                                        {.algorithm = Algorithm::kRecursiveDoubling});
-      ASSERT_TRUE(work.ok()) << work.status();
-      works.push_back(*work);
+                                        {.algorithm = Algorithm::kRecursiveDoubling})));
     }
     absl::Status status;
     ASSERT_TRUE(at_all([&](size_t node) {
@@ -114,11 +110,10 @@ class Many : public SimNodes {
     }));
     ASSERT_EQ(status, absl::OkStatus());
     for (size_t node = 0; node < nodes_; ++node) {
-      auto part = splits[node]->finish(of_all(0));
-      ASSERT_TRUE(part.ok()) << part.status();
-      ASSERT_EQ((*part)->ranks(), static_cast<int>(nodes_ / 2));
-      ASSERT_EQ((*part)->rank(), static_cast<int>(node / 2));
-      parts_.push_back(*std::move(part));
+      auto part = must(splits[node]->finish(of_all(0)));
+      ASSERT_EQ(part->ranks(), static_cast<int>(nodes_ / 2));
+      ASSERT_EQ(part->rank(), static_cast<int>(node / 2));
+      parts_.push_back(std::move(part));
     }
   }
 

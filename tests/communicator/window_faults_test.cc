@@ -296,14 +296,13 @@ bool destroy_beside_a_stopped_put() {
     }
   }
   Communicator& comm = *stopped->self->comm;
-  auto next = comm.allocate(kMuch);
-  EXPECT_TRUE(next.ok()) << next.status();
+  auto next = must(comm.allocate(kMuch));
   if (copying) {
-    EXPECT_TRUE(next->data + kMuch <= place || place + kMuch <= next->data)
+    EXPECT_TRUE(next.data + kMuch <= place || place + kMuch <= next.data)
         << "memory that may still be written to is used again";
   }
   stopped->wait_for_end();
-  EXPECT_EQ(std::memcmp(next->data, std::vector<std::byte>(kMuch).data(), kMuch), 0);
+  EXPECT_EQ(std::memcmp(next.data, std::vector<std::byte>(kMuch).data(), kMuch), 0);
   return copying;
 }
 
@@ -367,9 +366,7 @@ TEST_P(NextWindows, AreNotHeldBackByWhatFailedBefore) {
   auto comms = group_of(endpoints, 7);
   std::vector<std::unique_ptr<Window>> windows(2);
   const auto make = [&](int rank) {
-    auto window = Window::allocate(*comms[rank], sizeof(uint64_t), {.words = true});
-    ASSERT_TRUE(window.ok()) << window.status();
-    windows[rank] = *std::move(window);
+    windows[rank] = must(Window::allocate(*comms[rank], sizeof(uint64_t), {.words = true}));
   };
   const auto add = [&] {
     CallOptions options;
@@ -403,14 +400,13 @@ TEST_P(NextWindows, AreNotHeldBackByWhatFailedBefore) {
 // Promise(collectives): Tags of accesses that are over take no memory | 10,000 of them
 TEST_P(NextWindows, RememberNoTagsOfAccessesThatAreOver) {
   run_endpoints(open_endpoints(2, GetParam()), 7, [](Communicator& comm) {
-    auto window = Window::allocate(comm, 2 * sizeof(uint64_t), {.words = true});
-    ASSERT_TRUE(window.ok()) << window.status();
+    auto window = must(Window::allocate(comm, 2 * sizeof(uint64_t), {.words = true}));
     size_t before = 0, after = 0;
     for (int tag = 0; comm.rank() == 0 && tag < 11'000; ++tag) {
       CallOptions options;
       options.tag = tag;
       const int data = tag;
-      ASSERT_EQ(ended(comm, (*window)->put_add(&data, sizeof data, 1, 8, {**window}, options)),
+      ASSERT_EQ(ended(comm, window->put_add(&data, sizeof data, 1, 8, {*window}, options)),
                 absl::OkStatus());
       if (tag == 1000) before = mallinfo2().uordblks;
       after = mallinfo2().uordblks;

@@ -105,9 +105,7 @@ class Litmus : public SimGroup {
     std::vector<std::shared_ptr<Window>> windows;
     const WindowOptions options{.signals = kTags, .words = kind_ != Signals::kCounters};
     for (size_t node = 0; node < kNodes; ++node) {
-      auto window = SteppedWindow::begin(*comms_[node], bytes, options, works[node]);
-      EXPECT_TRUE(window.ok()) << window.status();
-      windows.push_back(*std::move(window));
+      windows.push_back(must(SteppedWindow::begin(*comms_[node], bytes, options, works[node])));
     }
     std::array<std::optional<absl::Status>, kNodes> made;
     EXPECT_TRUE(drive(
@@ -187,14 +185,14 @@ class Litmus : public SimGroup {
     const size_t offset = place(node, tag, cell) * sizeof(uint64_t);
     auto& data = data_[node][to][tag][cell];
     if (words > 0) data.assign(kCellWords, way.cells[cell] + 1);
-    const auto name = start(node, static_cast<int>(to), tag, data.data(), words, offset, signals);
-    if (absl::IsResourceExhausted(name.status())) return false;
-    EXPECT_TRUE(name.ok()) << name.status();
+    const auto begun = start(node, static_cast<int>(to), tag, data.data(), words, offset, signals);
+    if (absl::IsResourceExhausted(begun.status())) return false;
+    const auto name = must(begun);
     if (words > 0) {
-      way.writing[cell] = *name;
+      way.writing[cell] = name;
       ++way.cells[cell];
     } else {
-      alone.push_back(*name);
+      alone.push_back(name);
     }
     if (signals) {
       way.at_signal.push_back(way.cells);

@@ -73,8 +73,7 @@ void carry_out(Communicator& comm, Window& window, uint64_t seed) {
     ASSERT_TRUE(std::equal(one.wanted.begin(), one.wanted.end(), one.memory.get()))
         << "get of " << one.access.bytes << " bytes from " << one.access.to;
   };
-  auto shared = comm.allocate(kPart);
-  ASSERT_TRUE(shared.ok()) << shared.status();
+  must(comm.allocate(kPart));
   for (const PlannedAccess& access : plan_of(comm.rank(), ranks, seed)) {
     auto& dirty = written[access.to];
     const bool overlaps = std::any_of(dirty.begin(), dirty.end(), [&](const auto& range) {
@@ -131,11 +130,11 @@ TEST_P(Windows, RandomAccessesAgreeWithAModel) {
       const size_t bytes = kPart * static_cast<size_t>(ranks);
       // Every other rank brings memory of its own, and some more.
       std::vector<std::byte> own(comm.rank() % 2 == 0 ? 0 : bytes + 100);
-      auto window = own.empty() ? Window::allocate(comm, bytes, {.signals = kSlots})
-                                : Window::create(comm, own.data(), own.size(), {.signals = kSlots});
-      ASSERT_TRUE(window.ok()) << window.status();
-      EXPECT_EQ((*window)->bytes(1), bytes + 100);
-      carry_out(comm, **window, seed);
+      auto window =
+          must(own.empty() ? Window::allocate(comm, bytes, {.signals = kSlots})
+                           : Window::create(comm, own.data(), own.size(), {.signals = kSlots}));
+      EXPECT_EQ(window->bytes(1), bytes + 100);
+      carry_out(comm, *window, seed);
       // What the others have done here, by their plans.
       std::vector<std::byte> wanted(bytes);
       for (int from = 0; from < ranks; ++from) {
@@ -150,13 +149,12 @@ TEST_P(Windows, RandomAccessesAgreeWithAModel) {
           }
         }
         for (uint32_t slot = 0; slot < kSlots; ++slot) {
-          ASSERT_EQ(ended(comm, (*window)->wait_signal(from, slot, signals[slot])),
-                    absl::OkStatus());
-          EXPECT_EQ(*(*window)->signal_value(from, slot), signals[slot]);
+          ASSERT_EQ(ended(comm, window->wait_signal(from, slot, signals[slot])), absl::OkStatus());
+          EXPECT_EQ(*window->signal_value(from, slot), signals[slot]);
         }
       }
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
-      EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), (*window)->data()));
+      EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), window->data()));
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
     });
   }
@@ -221,19 +219,18 @@ TEST_P(Windows, HaveWordsThatPutsAddTo) {
   run_group(3, options(), [](Communicator& comm) {
     std::vector<uint64_t> own((kWordBytes + 3 * kShare) / sizeof(uint64_t));
     auto* const bytes = reinterpret_cast<std::byte*>(own.data());
-    auto window = Window::create(comm, own.data(), own.size() * sizeof(uint64_t),
-                                 {.signals = 0, .words = true});
-    ASSERT_TRUE(window.ok()) << window.status();
+    auto window = must(Window::create(comm, own.data(), own.size() * sizeof(uint64_t),
+                                      {.signals = 0, .words = true}));
     const auto rank = static_cast<size_t>(comm.rank());
     const std::vector<std::byte> sent(kShare, static_cast<std::byte>(rank + 1));
-    const WindowWord word{.window = **window, .offset = rank * sizeof(uint64_t), .add = rank + 5};
+    const WindowWord word{.window = *window, .offset = rank * sizeof(uint64_t), .add = rank + 5};
     std::vector<Work> works;
     for (int to = 0; to < 3; ++to) {
       CallOptions options;
       options.more = to == 1;
       const auto put =
-          (*window)->put_add(sent.data(), kShare, to, kWordBytes + rank * kShare, word, options);
-      const auto signal = (*window)->put_add(nullptr, 0, to, 0, word);
+          window->put_add(sent.data(), kShare, to, kWordBytes + rank * kShare, word, options);
+      const auto signal = window->put_add(nullptr, 0, to, 0, word);
       ASSERT_TRUE(put.ok() && signal.ok()) << put.status() << signal.status();
       works.insert(works.end(), {*put, *signal});
     }
@@ -310,16 +307,15 @@ TEST_P(Windows, RefuseWhatMakesNoSense) {
     for (const Case& c : cases) {
       EXPECT_THAT(c.start().status(), fails_with(Code::kInvalidArgument, {c.says}));
     }
-    auto words = Window::allocate(comm, 16, {.signals = 0, .words = true});
-    ASSERT_TRUE(words.ok()) << words.status();
+    auto words = must(Window::allocate(comm, 16, {.signals = 0, .words = true}));
     const auto add = [&](const Window& to, size_t offset) {
       return w.put_add(data, 1, 1 - comm.rank(), 0, {.window = to, .offset = offset}).status();
     };
-    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, 9)));
-    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, 16)));
-    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, SIZE_MAX - 7)));
+    EXPECT_TRUE(absl::IsInvalidArgument(add(*words, 9)));
+    EXPECT_TRUE(absl::IsInvalidArgument(add(*words, 16)));
+    EXPECT_TRUE(absl::IsInvalidArgument(add(*words, SIZE_MAX - 7)));
     EXPECT_TRUE(absl::IsFailedPrecondition(add(w, 0)));
-    EXPECT_TRUE(absl::IsInvalidArgument((*words)->signal(0, 0, 1).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(words->signal(0, 0, 1).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(w.signal_value(5, 0).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(w.view(5).status()));
     for (const uint32_t signals : {0U, Window::kMostSignals + 1}) {
@@ -345,10 +341,9 @@ TEST_P(Windows, AllRanksHearOfOneThatCannotMakeItsPart) {
         EXPECT_THAT(text(window.status()), HasSubstr("rank 1"));
       }
     }
-    auto none = Window::create(comm, nullptr, 0);
-    ASSERT_TRUE(none.ok()) << none.status();
-    EXPECT_EQ(ended(comm, (*none)->signal((comm.rank() + 1) % 3, 0, 2)), absl::OkStatus());
-    EXPECT_EQ(ended(comm, (*none)->wait_signal((comm.rank() + 2) % 3, 0, 2)), absl::OkStatus());
+    auto none = must(Window::create(comm, nullptr, 0));
+    EXPECT_EQ(ended(comm, none->signal((comm.rank() + 1) % 3, 0, 2)), absl::OkStatus());
+    EXPECT_EQ(ended(comm, none->wait_signal((comm.rank() + 2) % 3, 0, 2)), absl::OkStatus());
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
   });
 }
@@ -432,11 +427,10 @@ TEST_P(Windows, AWaitWhoseTimeIsOverEndsAlone) {
     if (comm.rank() == 0) {
       CallOptions hasty;
       hasty.timeout = std::chrono::seconds(1);
-      const auto work = window->wait_signal(1, 0, 3, hasty);
-      ASSERT_TRUE(work.ok()) << work.status();
-      EXPECT_EQ(comm.test(*work), std::nullopt);
+      const auto work = must(window->wait_signal(1, 0, 3, hasty));
+      EXPECT_EQ(comm.test(work), std::nullopt);
       clock.advance(std::chrono::seconds(2));
-      EXPECT_THAT(comm.wait(*work),
+      EXPECT_THAT(comm.wait(work),
                   fails_with(Code::kDeadlineExceeded, {"rank 1", "to be 3", "it is 0"}));
     }
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
@@ -472,15 +466,14 @@ TEST_P(Windows, AnAbortTakesPutsBackAndOtherGroupsGoOn) {
   if (GetParam() != "tcp") GTEST_SKIP() << "elsewhere what is under way completes first";
   std::atomic<int> over{0};
   run_group(2, options(), [&](Communicator& comm) {
-    auto part = comm.split(0, comm.rank());
-    ASSERT_TRUE(part.ok()) << part.status();
-    auto window = window_of(**part, 64 << 20);
+    auto part = must(comm.split(0, comm.rank()));
+    auto window = window_of(*part, 64 << 20);
     ASSERT_NE(window, nullptr);
     std::vector<std::byte> data(64 << 20);
     if (comm.rank() == 0) {
       const auto put = window->put(data.data(), data.size(), 1, 0);
-      (*part)->abort(absl::InternalError("enough"));
-      EXPECT_TRUE(absl::IsInternal(ended(**part, put)));
+      part->abort(absl::InternalError("enough"));
+      EXPECT_TRUE(absl::IsInternal(ended(*part, put)));
       data = {};
     }
     ++over;
@@ -495,9 +488,8 @@ TEST_P(Windows, AreOfNoUseBehindTheirGroup) {
     ASSERT_NE(window, nullptr);
     std::unique_ptr<Window> of_part;
     {
-      auto part = comm.split(0, comm.rank());
-      ASSERT_TRUE(part.ok()) << part.status();
-      of_part = window_of(**part, 100);
+      auto part = must(comm.split(0, comm.rank()));
+      of_part = window_of(*part, 100);
       ASSERT_NE(of_part, nullptr);
     }
     EXPECT_TRUE(absl::IsFailedPrecondition(of_part->signal(0, 0, 1).status()));

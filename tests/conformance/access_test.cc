@@ -1,6 +1,7 @@
 // Every remote access is checked against key, generation, bounds and rights before a byte moves.
 // The error names the cause; nobody else notices.
 #include "tests/conformance/harness.h"
+#include "tests/fails_with.h"
 
 namespace baton {
 namespace {
@@ -26,8 +27,7 @@ class Accesses : public Conformance {
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
     for (TransferId other : innocent) {
-      const absl::Status unharmed = finish(a_, other);
-      EXPECT_TRUE(unharmed.ok()) << unharmed;
+      EXPECT_EQ(finish(a_, other), absl::OkStatus());
     }
     EXPECT_EQ(memcmp(a_.data() + half, b_.data() + half, 20 * 100'000), 0);
     EXPECT_TRUE(holds(b_.data(), half, kPoison)) << "the refused access wrote";
@@ -86,9 +86,8 @@ TEST_P(Accesses, AWorkerOfAnotherClusterIsRefused) {
       stranger.worker->progress();
       return from.worker->peer_state(peer) == PeerState::kDown;
     });
-    const absl::Status why = from.worker->peer_status(peer);
-    EXPECT_TRUE(absl::IsPermissionDenied(why)) << why;
-    EXPECT_THAT(std::string(why.message()), HasSubstr("cluster key"));
+    EXPECT_THAT(from.worker->peer_status(peer),
+                fails_with(Code::kPermissionDenied, {"cluster key"}));
   }
   EXPECT_EQ(a_.worker->stats().handshakes_refused, 1u);
   EXPECT_TRUE(run(a_, request(Op::kWrite, a_, b_, 0, 1000)).ok());
@@ -103,10 +102,9 @@ TEST_P(Accesses, MissingRightsAreRefused) {
   EXPECT_EQ(b_.worker->remote_region(*local).status().code(),
             absl::StatusCode::kFailedPrecondition);
   for (Op op : {Op::kWrite, Op::kRead}) {
-    auto remote = b_.worker->remote_region(op == Op::kWrite ? *readable : *writable);
-    ASSERT_TRUE(remote.ok());
+    auto remote = must(b_.worker->remote_region(op == Op::kWrite ? *readable : *writable));
     TransferRequest bad = request(op, a_, b_, 0, 50'000);
-    bad.remote = *remote;
+    bad.remote = remote;
     bad.remote_layout = Layout::contiguous(0, 50'000);
     expect_refused(bad, absl::StatusCode::kPermissionDenied, "remote");
     bad.remote.access = Access::kRemoteReadWrite;  // claimed, not granted

@@ -53,18 +53,14 @@ void Conformance::start(size_t block_bytes) {
 void Conformance::make_side(Side& side, const char* name, size_t node, size_t block_bytes) {
   auto worker = Worker::create(options(name, node));
   if (!worker.ok() && absl::IsUnavailable(worker.status())) GTEST_SKIP() << worker.status();
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  side.worker = *std::move(worker);
-  auto pool = MemoryPool::create(*side.worker, {.slab_bytes = 1 << 20});
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  side.pool = *std::move(pool);
+  side.worker = must(std::move(worker));
+  side.pool = must(MemoryPool::create(*side.worker, {.slab_bytes = 1 << 20}));
   const bool on_device =
       (node == 0 && GetParam().near_device) || (node == 1 && GetParam().far_device);
   if (on_device) {
     const Devices::Memory memory = devices_->allocate(block_bytes);
-    auto region = side.worker->register_memory(memory.address, block_bytes);
-    ASSERT_TRUE(region.ok()) << region.status();
-    side.block = {.data = memory.view, .size = block_bytes, .region = *region};
+    auto region = must(side.worker->register_memory(memory.address, block_bytes));
+    side.block = {.data = memory.view, .size = block_bytes, .region = region};
     side.on_device = memory.address;
   } else {
     side.block = side.pool->allocate(block_bytes).value();
@@ -76,16 +72,15 @@ void Conformance::make_side(Side& side, const char* name, size_t node, size_t bl
 std::pair<PeerId, PeerId> Conformance::connect(Side& from, Side& to) {
   while (to.worker->next_peer_event()) {
   }
-  auto peer = from.worker->connect(to.worker->address());
-  EXPECT_TRUE(peer.ok()) << peer.status();
+  auto peer = must(from.worker->connect(to.worker->address()));
   PeerId back;
   until([&] {
     while (auto event = to.worker->next_peer_event()) {
       if (event->kind == PeerEvent::Kind::kUp) back = event->peer;
     }
-    return back.generation != 0 && from.worker->peer_state(*peer) == PeerState::kUp;
+    return back.generation != 0 && from.worker->peer_state(peer) == PeerState::kUp;
   });
-  return {*peer, back};
+  return {peer, back};
 }
 
 void Conformance::TearDown() {
@@ -162,9 +157,7 @@ TransferRequest Conformance::request(Op op, const Side& from, const Side& to, si
 }
 
 TransferId Conformance::submit(Side& side, const TransferRequest& request) {
-  auto id = side.worker->submit(request);
-  EXPECT_TRUE(id.ok()) << id.status();
-  return id.ok() ? *id : TransferId{};
+  return must(side.worker->submit(request));
 }
 
 bool Conformance::ended(Side& side, TransferId id) {

@@ -142,14 +142,12 @@ void expect_the_cpus_tokens(
 }
 
 std::unique_ptr<Engine> with_tiers(const Half& half, KvTierOptions tiers) {
-  auto engine = Engine::create(half.model(), test_tokenizer(),
-                               {.blocks = 24,
-                                .token_budget = 48,
-                                .max_sequences = 4,
-                                .tiers = std::move(tiers),
-                                .runner = half.runner.get()});
-  EXPECT_TRUE(engine.ok()) << engine.status();
-  return *std::move(engine);
+  return must(Engine::create(half.model(), test_tokenizer(),
+                             {.blocks = 24,
+                              .token_budget = 48,
+                              .max_sequences = 4,
+                              .tiers = std::move(tiers),
+                              .runner = half.runner.get()}));
 }
 
 // The second time prompts that the small cache has forgotten are loaded, in several pieces where

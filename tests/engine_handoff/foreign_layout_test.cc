@@ -39,19 +39,17 @@ json tiled() {
 }
 
 TEST(ForeignLayout, IsReadAndSaidTheSame) {
-  auto layout = ForeignLayout::parse(tiled());
-  ASSERT_TRUE(layout.ok()) << layout.status();
-  EXPECT_EQ(layout->say(), tiled());
-  EXPECT_TRUE(layout->place(kGeometry, 3, 1, 0).ok());
-  EXPECT_EQ(number_place(layout->key, 1, 17, 5), 1u * 4096 + 512 + 2 + 2 * 32 + 1);
-  EXPECT_EQ(number_place(layout->value, 1, 17, 5), 2048u + 4096 + 8 * 32 + 1 + 5 * 2);
+  auto layout = must(ForeignLayout::parse(tiled()));
+  EXPECT_EQ(layout.say(), tiled());
+  EXPECT_TRUE(layout.place(kGeometry, 3, 1, 0).ok());
+  EXPECT_EQ(number_place(layout.key, 1, 17, 5), 1u * 4096 + 512 + 2 + 2 * 32 + 1);
+  EXPECT_EQ(number_place(layout.value, 1, 17, 5), 2048u + 4096 + 8 * 32 + 1 + 5 * 2);
 }
 
 TEST(ForeignLayout, ThisEnginesLayoutMatchesItsCache) {
   const auto own = ForeignLayout::own(kGeometry);
-  const auto parsed = ForeignLayout::parse(own.say());
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(*parsed, own);
+  const auto parsed = must(ForeignLayout::parse(own.say()));
+  EXPECT_EQ(parsed, own);
   std::vector<uint16_t> memory(kGeometry.cache_bytes(1) / 2);
   const KvCache cache(kGeometry, memory.data(), 1);
   for (uint32_t head = 0; head < 3; ++head) {
@@ -98,10 +96,9 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
 }
 
 TEST(ForeignLayout, AnotherModelsLayoutIsRefused) {
-  const auto layout = ForeignLayout::parse(tiled());
-  ASSERT_TRUE(layout.ok());
+  const auto layout = must(ForeignLayout::parse(tiled()));
   const auto why = [&](const KvGeometry& geometry) {
-    ForeignLayout copy = *layout;
+    ForeignLayout copy = layout;
     return std::string(
         copy.place(geometry, static_cast<uint32_t>(geometry.kv_heads), 1, 0).message());
   };
@@ -120,11 +117,10 @@ TEST(ForeignLayout, HeadsOfRanksAreFound) {
   auto rank = ForeignLayout::parse(said);
   ASSERT_TRUE(rank.ok() && rank->place(kGeometry, 6, 2, 1).ok());
   EXPECT_EQ(rank->held(), (kvtransfer::KvHeads{3, 6}));
-  const auto part = rank->part({4, 6});
-  ASSERT_TRUE(part.ok()) << part.status();
-  EXPECT_EQ(part->held(), (kvtransfer::KvHeads{4, 6}));
+  const auto part = must(rank->part({4, 6}));
+  EXPECT_EQ(part.held(), (kvtransfer::KvHeads{4, 6}));
   for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(part->key.start + steps_of(part->key.heads)[i],
+    EXPECT_EQ(part.key.start + steps_of(part.key.heads)[i],
               rank->key.start + steps_of(rank->key.heads)[i + 1]);
   }
   EXPECT_TRUE(absl::IsFailedPrecondition(ForeignLayout::parse(said)->place(kGeometry, 6, 3, 1)));

@@ -24,9 +24,8 @@ nlohmann::ordered_json chat(const std::string& content) {
 // Promise(engine): Chats are written as `apply_chat_template` writes them | Jinja2 itself, in
 //   a confined process
 TEST(ChatTemplate, RendersMessages) {
-  auto made = ChatTemplate::parse(kChatMl);
-  ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(*made->render(chat(" Hi {{ x }} ")),
+  auto made = must(ChatTemplate::parse(kChatMl));
+  EXPECT_EQ(*made.render(chat(" Hi {{ x }} ")),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi {{ x }}<|im_end|>\n"
             "<|im_start|>assistant\n");
 }

@@ -115,13 +115,12 @@ TEST_F(CheckpointTest, SavesAndLoadsTheSameBits) {
     const Checkpoint saved = make_test_checkpoint(config, 3);
     const Tokenizer tokenizer = make_test_tokenizer();
     ASSERT_TRUE(save_checkpoint(folder_, saved, &tokenizer).ok());
-    auto loaded = load_checkpoint(folder_);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    ASSERT_EQ(loaded->weights.size(), saved.weights.size());
+    auto loaded = must(load_checkpoint(folder_));
+    ASSERT_EQ(loaded.weights.size(), saved.weights.size());
     for (size_t i = 0; i < saved.weights.size(); ++i) {
-      EXPECT_EQ(loaded->weights[i].data, saved.weights[i].data) << saved.weights[i].name;
+      EXPECT_EQ(loaded.weights[i].data, saved.weights[i].data) << saved.weights[i].name;
     }
-    EXPECT_EQ(model_config_to_json(loaded->config), model_config_to_json(config));
+    EXPECT_EQ(model_config_to_json(loaded.config), model_config_to_json(config));
     EXPECT_TRUE(Tokenizer::load(folder_ + "/tokenizer.json").ok());
     EXPECT_TRUE(Model::load(folder_).ok());
     for (const char* name : {"generation_config.json", "tokenizer_config.json"}) {
@@ -158,9 +157,8 @@ TEST_F(CheckpointTest, LoadsShardsAndWiderNumbers) {
   ASSERT_TRUE(write_file_atomically(folder_ + "/model.safetensors.index.json",
                                     "{\"metadata\":{},\"weight_map\":{" + map + "}}")
                   .ok());
-  auto loaded = load_checkpoint(folder_);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(fingerprint(*loaded), fingerprint(saved));
+  auto loaded = must(load_checkpoint(folder_));
+  EXPECT_EQ(fingerprint(loaded), fingerprint(saved));
   std::filesystem::remove(folder_ + "/model-00002-of-00002.safetensors");
   EXPECT_THAT(error(), HasSubstr("model-00002"));
 }
@@ -180,10 +178,9 @@ TEST_F(CheckpointTest, HalfPrecisionIsConverted) {
     tensors.push_back(as_written(weight, TensorType::kF16, std::as_bytes(std::span(data.back()))));
   }
   ASSERT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
-  auto loaded = load_checkpoint(folder_);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  auto loaded = must(load_checkpoint(folder_));
   for (size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(loaded->weights[1].data[i], bf16_from_float(value[i]));
+    EXPECT_EQ(loaded.weights[1].data[i], bf16_from_float(value[i]));
   }
 }
 
@@ -246,9 +243,8 @@ TEST_F(CheckpointTest, EveryFamilyComesBackAndIsItself) {
     EXPECT_EQ(checkpoint.final_norm().name, "model.norm.weight");
     const std::string folder = temporary_.path(std::to_string(seen.size()));
     ASSERT_TRUE(save_checkpoint(folder, checkpoint, nullptr).ok());
-    auto again = load_checkpoint(folder);
-    ASSERT_TRUE(again.ok()) << again.status();
-    EXPECT_EQ(fingerprint(*again), fingerprint(checkpoint));
+    auto again = must(load_checkpoint(folder));
+    EXPECT_EQ(fingerprint(again), fingerprint(checkpoint));
     EXPECT_THAT(seen, ::testing::Not(::testing::Contains(fingerprint(checkpoint))));
     seen.push_back(fingerprint(checkpoint));
   }
@@ -342,9 +338,8 @@ TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {
         write_file_atomically(folder_ + "/model.safetensors.index.json", index.dump()).ok());
     return load_checkpoint(folder_);
   };
-  const auto loaded = load_with();
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(fingerprint(*loaded), fingerprint(checkpoint));
+  const auto loaded = must(load_with());
+  EXPECT_EQ(fingerprint(loaded), fingerprint(checkpoint));
   // What the index does not name is nowhere, and what it names must be where it says.
   map[checkpoint.weights[2].name] = "a.safetensors";
   EXPECT_THAT(std::string(load_with().status().message()),
@@ -394,11 +389,10 @@ TEST_F(CheckpointTest, WhatIsNotUsedIsNamedInOneLine) {
   ASSERT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
   config.num_layers -= 1;  // a layer is one too many
   write_config(config);
-  const auto loaded = load_checkpoint(folder_);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const auto loaded = must(load_checkpoint(folder_));
   const std::string surplus =
       "model.layers." + std::to_string(config.num_layers) + ".input_layernorm.weight";
-  EXPECT_THAT(loaded->remarks,
+  EXPECT_THAT(loaded.remarks,
               ::testing::ElementsAre(::testing::AllOf(HasSubstr("9 tensors"), HasSubstr(surplus),
                                                       HasSubstr("and 1 more"))));
 }

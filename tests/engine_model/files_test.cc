@@ -5,6 +5,7 @@
 #include <sys/mount.h>
 #include <sys/sysmacros.h>
 
+#include "tests/fails_with.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 
@@ -22,8 +23,7 @@ struct stat status_of(const std::string& path) {
 class Files : public testing::Test {
  protected:
   void write(const std::string& path, const std::string& bytes = "new") {
-    const absl::Status status = write_file_atomically(path, bytes);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(write_file_atomically(path, bytes), absl::OkStatus());
     // Nothing else is left beside it.
     for (const auto& entry : fs::directory_iterator(folder_.path())) {
       EXPECT_EQ(entry.path().string().find(".tmp."), std::string::npos) << entry.path();
@@ -150,13 +150,11 @@ TEST_F(Files, FoldersAreMadeAndAreNoFiles) {
 TEST(FolderLock, IsHeldByOneProcess) {
   const TemporaryFolder folder;
   {
-    const auto lock = FolderLock::take(folder.path());
-    ASSERT_TRUE(lock.ok()) << lock.status();
-    const absl::Status second = FolderLock::take(folder.path()).status();
-    EXPECT_TRUE(absl::IsAlreadyExists(second)) << second;
-    EXPECT_THAT(std::string(second.message()),
-                testing::HasSubstr(absl::StrCat(folder.path(), " is being written by process ",
-                                                getpid(), " of ")));
+    const auto lock = must(FolderLock::take(folder.path()));
+    EXPECT_THAT(FolderLock::take(folder.path()).status(),
+                fails_with(Code::kAlreadyExists,
+                           {absl::StrCat(folder.path(), " is being written by process ", getpid(),
+                                         " of ")}));
   }
   EXPECT_TRUE(fs::is_empty(folder.path()));
   // A killed process leaves the file, and nothing that stands in the way.

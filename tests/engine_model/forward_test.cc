@@ -206,17 +206,15 @@ TEST(Forward, AWindowHidesWhatLiesBeforeIt) {
 TEST(CommittedModel, LoadsIsSmallAndContinuesScripture) {
   const std::string directory = BATON_MODELS "/kjv-1.8m";
   EXPECT_LT(std::filesystem::file_size(directory + "/model.safetensors"), 4'000'000u);
-  auto checkpoint = load_checkpoint(directory);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  auto tokenizer = Tokenizer::load(directory + "/tokenizer.json");
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_EQ(tokenizer->vocab_size(), checkpoint->config.vocab_size);
-  Rig rig(*checkpoint);
-  Tokens tokens = tokenizer->encode("  3 And God said, Let there be light: and there was");
+  auto checkpoint = must(load_checkpoint(directory));
+  auto tokenizer = must(Tokenizer::load(directory + "/tokenizer.json"));
+  EXPECT_EQ(tokenizer.vocab_size(), checkpoint.config.vocab_size);
+  Rig rig(checkpoint);
+  Tokens tokens = tokenizer.encode("  3 And God said, Let there be light: and there was");
   const auto table = rig.take(tokens.size() + 1);
   const Logits logits = rig.prompt(tokens, table, tokens.size());
   const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-  EXPECT_FALSE(tokenizer->token_bytes(int32_t(best)).empty());
+  EXPECT_FALSE(tokenizer.token_bytes(int32_t(best)).empty());
   // Far more likely than chance: the words of the text cost less than 3 nats each on average.
   double nats = 0;
   for (size_t i = 8; i + 1 < tokens.size(); ++i) {

@@ -37,17 +37,16 @@ TEST(Safetensors, RoundTripsTensorsAndMetadata) {
       {"b", TensorType::kF32, {2}, std::as_bytes(std::span(b))},
       {"empty", TensorType::kF16, {0, 4}, {}}};
   ASSERT_TRUE(write_safetensors(path, tensors, {{"format", "pt"}}).ok());
-  auto file = SafetensorsFile::open(path);
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->header().metadata.at("format"), "pt");
-  ASSERT_EQ(file->header().tensors.size(), 3u);
-  const TensorInfo* info = *file->find("a");
+  auto file = must(SafetensorsFile::open(path));
+  EXPECT_EQ(file.header().metadata.at("format"), "pt");
+  ASSERT_EQ(file.header().tensors.size(), 3u);
+  const TensorInfo* info = *file.find("a");
   EXPECT_EQ(info->shape, (std::vector<size_t>{2, 3}));
   EXPECT_EQ(info->begin % 64, 0u) << "data is not aligned";
-  EXPECT_EQ(file->data(*info), std::string_view(reinterpret_cast<const char*>(a.data()), 12));
-  EXPECT_EQ((*file->find("b"))->type, TensorType::kF32);
-  EXPECT_TRUE(absl::IsNotFound(file->find("c").status()));
-  EXPECT_THAT(std::string(file->find("c").status().message()), HasSubstr(path));
+  EXPECT_EQ(file.data(*info), std::string_view(reinterpret_cast<const char*>(a.data()), 12));
+  EXPECT_EQ((*file.find("b"))->type, TensorType::kF32);
+  EXPECT_TRUE(absl::IsNotFound(file.find("c").status()));
+  EXPECT_THAT(std::string(file.find("c").status().message()), HasSubstr(path));
 }
 
 TEST(Safetensors, EveryTruncationIsRefused) {

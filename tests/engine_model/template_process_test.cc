@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include "tests/fails_with.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -86,9 +87,7 @@ TEST(TemplateProcess, NamesWhatIsWrongWithATemplateAndItsLine) {
            {"\n\n{{ 'a }}", "line 3: "},
            {"\n{% nosuch %}", "line 2: Encountered unknown tag 'nosuch'"},
            {"{{ x is nosuch }}", "line 1: No test named 'nosuch'"}}) {
-    const absl::Status status = process.compile(source);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+    EXPECT_THAT(process.compile(source), fails_with(Code::kInvalidArgument, {why}));
   }
   EXPECT_EQ(process.compile("{{ x }}"), absl::OkStatus());
 }
@@ -220,10 +219,9 @@ TEST(TemplateProcess, TakesTheFirstPythonThatHasJinja2OrSaysWhatToInstall) {
       {.pythons = {"/nowhere/python3", "/bin/false", "/usr/bin/python3", "python3"}});
   EXPECT_EQ(said(second, "x"), "x");
   TemplateProcess none({.pythons = {"/nowhere/python3", "/bin/false"}});
-  const absl::Status status = none.compile("x");
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("install Debian's python3-jinja2"), HasSubstr("/nowhere/python3: ")));
+  EXPECT_THAT(none.compile("x"),
+              fails_with(Code::kFailedPrecondition,
+                         {"install Debian's python3-jinja2", "/nowhere/python3: "}));
   EXPECT_EQ(none.pid(), 0);
 }
 

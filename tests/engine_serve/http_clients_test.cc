@@ -417,11 +417,10 @@ TEST(Clients, WholeFloatsAreIntegersAndSeedsHave64Bits) {
 }
 
 TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
-  const auto made = ChatTemplate::parse(
+  const auto made = must(ChatTemplate::parse(
       "{% if messages[0].role != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
-      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>");
-  ASSERT_TRUE(made.ok()) << made.status();
-  Worker worker(test_model(), {.blocks = 256}, {.chat_template = *made});
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"));
+  Worker worker(test_model(), {.blocks = 256}, {.chat_template = made});
   const json messages = {{{"role", "user"}, {"content", "And it came"}}};
   const json chat =
       post_json(worker.port(), {{"messages", messages}, {"max_tokens", 8}, {"seed", 1}},
@@ -445,9 +444,8 @@ TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
 // Promise(serving): A chat whose template does not come to an end holds up no completion | a
 //   thread of their own reads chats
 TEST(ChatTemplates, AProcessThatStandsStillHoldsUpNoCompletion) {
-  const auto made = ChatTemplate::parse("{% for m in messages %}{{ m.content }}{% endfor %}");
-  ASSERT_TRUE(made.ok()) << made.status();
-  Worker worker(test_model(), {.blocks = 256}, {.chat_template = *made});
+  const auto made = must(ChatTemplate::parse("{% for m in messages %}{{ m.content }}{% endfor %}"));
+  Worker worker(test_model(), {.blocks = 256}, {.chat_template = made});
   const pid_t process = TemplateProcess::shared()->pid();
   ASSERT_EQ(kill(process, SIGSTOP), 0);
   RawClient chat(worker.port());

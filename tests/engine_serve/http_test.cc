@@ -128,17 +128,16 @@ TEST(Http, EveryKeyOfAMessageIsUsedOrRefused) {
   refused({{"content", {{{"type", "text"}, {"text", "x"}, {"cache_control", {{"a", 1}}}}}}},
           "\"cache_control\" of a part of a message's content");
   // What an answer has and says nothing, clients send back.
-  const auto answer = read({{"role", "assistant"},
-                            {"content", "x"},
-                            {"refusal", nullptr},
-                            {"annotations", json::array()},
-                            {"reasoning_content", ""},
-                            {"name", "Ann"}});
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->prompts[0].text, "assistant Ann: x\nassistant:");
+  const auto answer = must(read({{"role", "assistant"},
+                                 {"content", "x"},
+                                 {"refusal", nullptr},
+                                 {"annotations", json::array()},
+                                 {"reasoning_content", ""},
+                                 {"name", "Ann"}}));
+  EXPECT_EQ(answer.prompts[0].text, "assistant Ann: x\nassistant:");
   const auto by_template = ChatTemplate::parse(
       "{% for m in messages %}{{ m.name | default('nobody') }} {{ m.content }}{% endfor %}");
-  EXPECT_EQ(*http::chat_text(*answer, *by_template), "Ann x");
+  EXPECT_EQ(*http::chat_text(answer, *by_template), "Ann x");
   EXPECT_EQ(*http::chat_text(*read({{"role", "user"}, {"content", "x"}}), *by_template),
             "nobody x");
 }
@@ -308,12 +307,11 @@ TEST(Http, APortInUseIsAnError) {
 }
 
 TEST(Http, WithoutADescriptorForItsThreadNoServerStarts) {
-  const auto engine = Engine::create(test_model(), test_tokenizer(), {.blocks = 16});
-  ASSERT_TRUE(engine.ok()) << engine.status();
+  const auto engine = must(Engine::create(test_model(), test_tokenizer(), {.blocks = 16}));
   std::unique_ptr<EngineThread> thread;
   {
     const NoDescriptors none;
-    thread = std::make_unique<EngineThread>(**engine);
+    thread = std::make_unique<EngineThread>(*engine);
   }
   const auto server =
       http::HttpServer::start({.port = 0, .model = "tiny"}, *thread, test_tokenizer());

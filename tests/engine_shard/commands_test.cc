@@ -150,13 +150,12 @@ TEST(Reports, SayEverythingInOrderHoweverManyItTakes) {
     report.take(tiers_left, report.tier_events);
     const std::string bytes = bytes_of(report);
     ASSERT_EQ(bytes.size(), Report::kBytes);
-    const auto read = base::read_fields<Report>(bytes, "a report");
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(bytes_of(*read), bytes);
-    EXPECT_EQ(read->tiers.corrupt, 3u);
-    heard += written(read->kv_events);
-    tiers_heard += written(read->tier_events);
-    more = read->more;
+    const auto read = must(base::read_fields<Report>(bytes, "a report"));
+    EXPECT_EQ(bytes_of(read), bytes);
+    EXPECT_EQ(read.tiers.corrupt, 3u);
+    heard += written(read.kv_events);
+    tiers_heard += written(read.tier_events);
+    more = read.more;
     EXPECT_EQ(more, !left.empty() || !tiers_left.empty());
   }
   EXPECT_EQ(heard, all);
@@ -169,10 +168,9 @@ TEST(Reports, LongReasonsAreCut) {
       {EventKind::kLoadFailed, 5, absl::InternalError(std::string(100'000, 'x'))}};
   Report report;
   report.take(events, report.kv_events);
-  const auto read = base::read_fields<Report>(bytes_of(report), "a report");
-  ASSERT_TRUE(read.ok()) << read.status();
-  ASSERT_EQ(read->kv_events.size(), 1u);
-  EXPECT_EQ(read->kv_events[0].why, absl::InternalError(std::string(512, 'x')));
+  const auto read = must(base::read_fields<Report>(bytes_of(report), "a report"));
+  ASSERT_EQ(read.kv_events.size(), 1u);
+  EXPECT_EQ(read.kv_events[0].why, absl::InternalError(std::string(512, 'x')));
   EXPECT_TRUE(events.empty());
 }
 

@@ -1,6 +1,7 @@
 // A model on several ranks serves what one process serves, token for token; and nobody hangs when a
 // rank is different, late or gone.
 #include "tests/engine_shard/degrees.h"
+#include "tests/fails_with.h"
 #include "tests/manual_clock.h"
 #include "tests/test.h"
 
@@ -121,8 +122,7 @@ void expect_disagreement(const Checkpoint& checkpoint, Arithmetic arithmetic,
                          const StepLimits& limits, std::string_view role, const std::string& what) {
   TwoRanks ranks({.limits = limits, .role = role}, nullptr, arithmetic, checkpoint);
   const auto leader = Leader::create(*ranks.group, ranks.model, kTight);
-  EXPECT_TRUE(absl::IsFailedPrecondition(leader.status())) << leader.status();
-  EXPECT_THAT(std::string(leader.status().message()), HasSubstr(what));
+  EXPECT_THAT(leader.status(), fails_with(Code::kFailedPrecondition, {what}));
   EXPECT_EQ(ranks.followers.join()[1], leader.status());
 }
 
@@ -160,9 +160,8 @@ TEST(Shard, EnginesAndModelsMustFit) {
           .status()));
   EngineOptions tiers = engine_options(kTight, leader.get());
   tiers.tiers.host_bytes = 1 << 20;
-  const absl::Status refused = Engine::create(ranks.model, serve::test_tokenizer(), tiers).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--kv-host-mib"));
+  EXPECT_THAT(Engine::create(ranks.model, serve::test_tokenizer(), tiers).status(),
+              fails_with(Code::kInvalidArgument, {"--kv-host-mib"}));
 }
 
 // --- bad days ------------------------------------------------------------------------------------
@@ -178,12 +177,11 @@ void expect_requests_fail(const Followers::Body& body, const std::string& what,
   options.worker.clock = clock;
   auto group = *Group::meet(options);
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
-  auto leader = Leader::create(*group, model, kTight);
-  ASSERT_TRUE(leader.ok()) << leader.status();
+  auto leader = must(Leader::create(*group, model, kTight));
   std::vector<absl::Status> told;
-  (*leader)->on_failure([&](const absl::Status& status) { told.push_back(status); });
+  leader->on_failure([&](const absl::Status& status) { told.push_back(status); });
   auto engine =
-      *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader->get()));
+      *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
   std::map<uint64_t, Outcome> outcomes;
   for (size_t i = 0; i < 10; ++i) {
     ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
@@ -195,7 +193,7 @@ void expect_requests_fail(const Followers::Body& body, const std::string& what,
     EXPECT_EQ(outcome.reason, serve::FinishReason::kError) << id;
     EXPECT_NE(outcome.status.message().find(what), std::string::npos) << outcome.status;
   }
-  EXPECT_FALSE((*leader)->status().ok());
+  EXPECT_FALSE(leader->status().ok());
   EXPECT_EQ(told.size(), 1u);
   EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
   EXPECT_EQ(engine->stats().free_blocks, kTight.blocks);

@@ -33,12 +33,10 @@ class Checkpoints : public Test {
   void write(int64_t steps, int ranks) {
     CheckpointManifest manifest{"", steps, kParameters, 100, kIdentity, {}};
     for (int rank = 0; rank < ranks; ++rank) {
-      auto seal = write_shard(directory_, shard(steps, rank, ranks), rank, ranks);
-      ASSERT_TRUE(seal.ok()) << seal.status();
-      manifest.shards.push_back(*seal);
+      manifest.shards.push_back(
+          must(write_shard(directory_, shard(steps, rank, ranks), rank, ranks)));
     }
-    const absl::Status status = finish_checkpoint(directory_, manifest);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(finish_checkpoint(directory_, manifest), absl::OkStatus());
   }
   absl::StatusOr<CheckpointManifest> find(const RunIdentity& identity = kIdentity) {
     return find_checkpoint(directory_, identity, kParameters);
@@ -49,13 +47,12 @@ class Checkpoints : public Test {
   std::string path(const std::string& name) { return checkpoint_path(directory_, 10) + "/" + name; }
   // The error must say which file, and what to do.
   void expect_lost(const std::string& name) {
-    auto manifest = find();
-    ASSERT_TRUE(manifest.ok()) << manifest.status();
-    const absl::Status status = read_shard(*manifest, 1).status();
+    auto manifest = must(find());
+    const absl::Status status = read_shard(manifest, 1).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(name));
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("remove"));
-    EXPECT_TRUE(read_shard(*manifest, 0).ok());
+    EXPECT_TRUE(read_shard(manifest, 0).ok());
   }
 
   const TemporaryFolder folder_;
@@ -64,17 +61,15 @@ class Checkpoints : public Test {
 
 TEST_F(Checkpoints, ReadBackWhatWasWritten) {
   write(10, 2);
-  auto manifest = find();
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(manifest->steps, 10);
-  ASSERT_EQ(manifest->shards.size(), 2u);
+  auto manifest = must(find());
+  EXPECT_EQ(manifest.steps, 10);
+  ASSERT_EQ(manifest.shards.size(), 2u);
   for (int rank : {0, 1}) {
-    auto read = read_shard(*manifest, rank);
-    ASSERT_TRUE(read.ok()) << read.status();
+    auto read = must(read_shard(manifest, rank));
     const ShardState expected = shard(10, rank, 2);
-    EXPECT_EQ(read->steps, 10);
-    EXPECT_EQ(read->pieces, expected.pieces);
-    EXPECT_EQ(std::vector(read->values.data(), read->values.data() + read->values.size()),
+    EXPECT_EQ(read.steps, 10);
+    EXPECT_EQ(read.pieces, expected.pieces);
+    EXPECT_EQ(std::vector(read.values.data(), read.values.data() + read.values.size()),
               std::vector(expected.values.data(), expected.values.data() + expected.values.size()));
   }
 }
@@ -219,11 +214,10 @@ void resume(const std::string& directory, int before, int after) {
   manifest.shards.resize(before);
   run_ranks(before, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
-    auto trainer = Trainer::create(options, text.corpus, pool, comm);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
-    run_steps(**trainer, 0, kStop);
+    auto trainer = must(Trainer::create(options, text.corpus, pool, comm));
+    run_steps(*trainer, 0, kStop);
     ShardState state;
-    ASSERT_TRUE((*trainer)->save(kStop, state).ok());
+    ASSERT_TRUE(trainer->save(kStop, state).ok());
     manifest.shards[rank] = write_shard(directory, state, rank, before).value();
   });
   ASSERT_TRUE(finish_checkpoint(directory, manifest).ok());
@@ -231,17 +225,14 @@ void resume(const std::string& directory, int before, int after) {
   std::vector<std::vector<float>> resumed(after);
   run_ranks(after, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
-    auto trainer = Trainer::create(options, text.corpus, pool, comm);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
-    const auto found = find_checkpoint(directory, kIdentity, (*trainer)->map().size);
-    ASSERT_TRUE(found.ok()) << found.status();
+    auto trainer = must(Trainer::create(options, text.corpus, pool, comm));
+    const auto found = must(find_checkpoint(directory, kIdentity, trainer->map().size));
     for (int shard = 0; shard < before; ++shard) {
-      const auto state = read_shard(*found, shard);
-      ASSERT_TRUE(state.ok()) << state.status();
-      ASSERT_TRUE((*trainer)->load(*state).ok());
+      const auto state = must(read_shard(found, shard));
+      ASSERT_TRUE(trainer->load(state).ok());
     }
-    run_steps(**trainer, kStop, kSteps);
-    resumed[rank] = weights_of(**trainer);
+    run_steps(*trainer, kStop, kSteps);
+    resumed[rank] = weights_of(*trainer);
   });
   options.parallel.accumulate = 4;
   const std::vector<float> expected = train_ranks(1, options, kSteps)[0];

@@ -68,9 +68,8 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
             ASSERT_TRUE(trainer->load(bad).ok());
           }
         }
-        const auto report = trainer->step(step);
-        ASSERT_TRUE(report.ok()) << report.status();
-        EXPECT_EQ(report->skipped, spoil && step == 3);
+        const auto report = must(trainer->step(step));
+        EXPECT_EQ(report.skipped, spoil && step == 3);
         if (step == 3 && rank == ranks - 1) {
           ASSERT_TRUE(trainer->load(good).ok());
         }
@@ -128,12 +127,10 @@ TEST(DataParallel, RanksReportTheSameLossNormAndEvaluation) {
       options.parallel.zero = 1;
       if (comm == nullptr) options.parallel.accumulate = 2;
       ComputePool pool(1);
-      auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm);
-      ASSERT_TRUE(trainer.ok()) << trainer.status();
-      const auto report = (*trainer)->step(0);
-      ASSERT_TRUE(report.ok()) << report.status();
-      reports[place + rank] = *report;
-      bits[place + rank] = (*trainer)->held_out_bits_per_byte(5, false).value();
+      auto trainer = must(Trainer::create(options, TinyText::get().corpus, pool, comm));
+      const auto report = must(trainer->step(0));
+      reports[place + rank] = report;
+      bits[place + rank] = trainer->held_out_bits_per_byte(5, false).value();
     };
   };
   run_ranks(1, body(0));

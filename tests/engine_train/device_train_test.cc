@@ -118,16 +118,14 @@ TEST(DeviceTrain, GoesOnFromWhatTheCpuSavedAndTheOtherWayRound) {
     ComputePool pool(1);
     ShardState state;
     {
-      auto first = Trainer::create(begins_on_device ? device : cpu, text(), pool);
-      ASSERT_TRUE(first.ok()) << first.status();
-      run_steps(**first, 0, 2);
-      ASSERT_TRUE((*first)->save(2, state).ok());
+      auto first = must(Trainer::create(begins_on_device ? device : cpu, text(), pool));
+      run_steps(*first, 0, 2);
+      ASSERT_TRUE(first->save(2, state).ok());
     }
-    auto second = Trainer::create(begins_on_device ? cpu : device, text(), pool);
-    ASSERT_TRUE(second.ok()) << second.status();
-    ASSERT_TRUE((*second)->load(state).ok());
-    run_steps(**second, 2, 3);
-    EXPECT_EQ(weights_of(**second), whole.weights);
+    auto second = must(Trainer::create(begins_on_device ? cpu : device, text(), pool));
+    ASSERT_TRUE(second->load(state).ok());
+    run_steps(*second, 2, 3);
+    EXPECT_EQ(weights_of(*second), whole.weights);
   }
   EXPECT_THAT(fake.finish(), testing::IsEmpty());
 }
@@ -185,10 +183,9 @@ TEST_P(DeviceRanks, HaveTheBitsOfCpus) {
       };
     }
     ComputePool pool(1);
-    auto trainer = Trainer::create(own, text(), pool, comm);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
-    run_steps(**trainer, 0, kSteps);
-    EXPECT_EQ(weights_of(**trainer), expected);
+    auto trainer = must(Trainer::create(own, text(), pool, comm));
+    run_steps(*trainer, 0, kSteps);
+    EXPECT_EQ(weights_of(*trainer), expected);
     EXPECT_EQ(comm->stats().staged_calls > 0, rank < GetParam().devices);
   });
   gpu.expect_clean();
@@ -211,11 +208,10 @@ TEST(DeviceTrain, TellsOfGradientsWhileTheBackwardPassGoesOn) {
   FakeDriver fake;
   const TrainerOptions options = small_options(kSteps);
   const ParameterMap map(options.model);
-  auto runner = on_fake()({map, options.optimizer, {{0, map.size}}, map.size, 64, 32});
-  ASSERT_TRUE(runner.ok()) << runner.status();
+  auto runner = must(on_fake()({map, options.optimizer, {{0, map.size}}, map.size, 64, 32}));
   {
-    FlatArray parameters = (*runner)->make_array(map.size, true).value();
-    FlatArray gradients = (*runner)->make_array(map.size, true).value();
+    FlatArray parameters = runner->make_array(map.size, true).value();
+    FlatArray gradients = runner->make_array(map.size, true).value();
     const std::vector<int32_t> tokens(33, 7);
     std::vector<size_t> queued;
     size_t done = 0;
@@ -226,16 +222,16 @@ TEST(DeviceTrain, TellsOfGradientsWhileTheBackwardPassGoesOn) {
     };
     const GradientSums sums{gradients.data(), gradients.data()};
     ASSERT_TRUE(
-        (*runner)->loss_and_gradients(parameters.data(), tokens, 1, 32, sums, ready, nullptr).ok());
+        runner->loss_and_gradients(parameters.data(), tokens, 1, 32, sums, ready, nullptr).ok());
     EXPECT_EQ(done, map.size);
     EXPECT_GT(queued.front(), 10u);
     EXPECT_EQ(queued.back(), 0u);
     // A pass that fails leaves nothing on the stream: the arrays may be others' soon.
     fake.fail_next("cuLaunchKernel", gpudirect::kOutOfMemory);
-    EXPECT_FALSE((*runner)->loss(parameters.data(), tokens, 1, 32).ok());
+    EXPECT_FALSE(runner->loss(parameters.data(), tokens, 1, 32).ok());
     EXPECT_EQ(fake.queued(), 0u);
   }
-  *runner = nullptr;
+  runner = nullptr;
   EXPECT_THAT(fake.finish(), testing::IsEmpty());
 }
 
@@ -272,8 +268,7 @@ TEST(DeviceTrain, SaysWhicheverCallFails) {
 TEST(DeviceTrain, ALostDeviceEndsEveryRank) {
   InstalledFake gpu;
   const ClusterKey key = ClusterKey::for_this_user().value();
-  auto server = collectives::RendezvousServer::start(key, "", 0, 2);
-  ASSERT_TRUE(server.ok()) << server.status();
+  auto server = must(collectives::RendezvousServer::start(key, "", 0, 2));
   std::vector<absl::Status> ended(2);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
@@ -290,7 +285,7 @@ TEST(DeviceTrain, ALostDeviceEndsEveryRank) {
       launch::Place place;
       place.rank = rank;
       place.ranks = 2;
-      place.rendezvous = (*server)->address();
+      place.rendezvous = server->address();
       ended[static_cast<size_t>(rank)] = run_rank(run, text(), place);
     });
   }
@@ -311,7 +306,7 @@ TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
   options.parallel.accumulate = 1;
   RunOptions run = recovering_run(options, file);
   run.trainer.runner = on_fake();
-  const auto result = launch::fork_ranks(
+  const auto result = must(launch::fork_ranks(
       {.ranks = 2, .restart = true}, [&](const launch::Place& place, int restarts) {
         const InstalledFake gpu;
         run.after_step = [&](int step) {
@@ -320,9 +315,8 @@ TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
         const absl::Status status = run_rank(run, text(), place);
         if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
         return status.ok() ? 0 : 1;
-      });
-  ASSERT_TRUE(result.ok()) << result.status();
-  ASSERT_EQ(*result, 0);
+      }));
+  ASSERT_EQ(result, 0);
   expect_weights(file, expected);
 }
 

@@ -23,15 +23,14 @@ TEST(Exposure, CountsWaitingDuringCommunicationOnly) {
   timeline.add(span(kWaitTrack, 120, 150));
   timeline.add(span(kComputeTrack, 150, 200));
   timeline.add(span(kWaitTrack, 300, 400));  // for nothing that was in flight
-  const auto exposure = measure_exposure(timeline.to_json());
-  ASSERT_TRUE(exposure.ok()) << exposure.status();
-  EXPECT_EQ(exposure->ranks, 1u);
-  EXPECT_EQ(exposure->calls, 2u);
-  EXPECT_EQ(exposure->bytes, 1500u);
-  EXPECT_DOUBLE_EQ(exposure->communication_us, 100);
-  EXPECT_DOUBLE_EQ(exposure->exposed_us, 50);
-  EXPECT_DOUBLE_EQ(exposure->compute_us, 150);
-  EXPECT_DOUBLE_EQ(exposure->efficiency(), 0.5);
+  const auto exposure = must(measure_exposure(timeline.to_json()));
+  EXPECT_EQ(exposure.ranks, 1u);
+  EXPECT_EQ(exposure.calls, 2u);
+  EXPECT_EQ(exposure.bytes, 1500u);
+  EXPECT_DOUBLE_EQ(exposure.communication_us, 100);
+  EXPECT_DOUBLE_EQ(exposure.exposed_us, 50);
+  EXPECT_DOUBLE_EQ(exposure.compute_us, 150);
+  EXPECT_DOUBLE_EQ(exposure.efficiency(), 0.5);
 }
 
 TEST(Exposure, AddsRanksOfAJoinedTrace) {
@@ -45,13 +44,11 @@ TEST(Exposure, AddsRanksOfAJoinedTrace) {
     for (nlohmann::json& event : trace["traceEvents"]) event["pid"] = 100 + rank;
     traces.push_back(trace.dump());
   }
-  const auto joined = join_traces(traces);
-  ASSERT_TRUE(joined.ok()) << joined.status();
-  const auto exposure = measure_exposure(*joined);
-  ASSERT_TRUE(exposure.ok()) << exposure.status();
-  EXPECT_EQ(exposure->ranks, 2u);
-  EXPECT_DOUBLE_EQ(exposure->communication_us, 200);
-  EXPECT_DOUBLE_EQ(exposure->exposed_us, 60);
+  const auto joined = must(join_traces(traces));
+  const auto exposure = must(measure_exposure(joined));
+  EXPECT_EQ(exposure.ranks, 2u);
+  EXPECT_DOUBLE_EQ(exposure.communication_us, 200);
+  EXPECT_DOUBLE_EQ(exposure.exposed_us, 60);
 }
 
 TEST(Exposure, RefusesWhatIsNoTimelineOfATrainer) {
@@ -71,14 +68,12 @@ TEST(Exposure, CountsEveryCallAndByteOfARun) {
     TrainerOptions options = tiny_options(kSteps);
     options.parallel.zero = 1;
     ComputePool pool(1);
-    auto trainer = Trainer::create(options, TinyText::get().corpus, pool, comm, &timeline);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    auto trainer = must(Trainer::create(options, TinyText::get().corpus, pool, comm, &timeline));
     for (int step = 0; step < kSteps; ++step) {
-      const auto report = (*trainer)->step(step);
-      ASSERT_TRUE(report.ok()) << report.status();
-      EXPECT_LE(report->exposed, report->took);
+      const auto report = must(trainer->step(step));
+      EXPECT_LE(report.exposed, report.took);
     }
-    trainer->reset();  // waits for the last weights, which no step counts
+    trainer.reset();  // waits for the last weights, which no step counts
     traces[rank] = timeline.to_json();
   });
   const ParameterMap map(tiny_options(kSteps).model);
@@ -88,12 +83,11 @@ TEST(Exposure, CountsEveryCallAndByteOfARun) {
   const size_t bytes =
       2 * elements * sizeof(float) + (1 + elements / kNormBlock / 2) * sizeof(double);
   for (int rank : {0, 1}) {
-    const auto exposure = measure_exposure(traces[rank]);
-    ASSERT_TRUE(exposure.ok()) << exposure.status();
-    EXPECT_EQ(exposure->calls, kSteps * (2 * buckets.size() + 1));
-    EXPECT_EQ(exposure->bytes, kSteps * bytes);
-    EXPECT_LE(exposure->exposed_us, exposure->communication_us);
-    EXPECT_GT(exposure->compute_us, 0);
+    const auto exposure = must(measure_exposure(traces[rank]));
+    EXPECT_EQ(exposure.calls, kSteps * (2 * buckets.size() + 1));
+    EXPECT_EQ(exposure.bytes, kSteps * bytes);
+    EXPECT_LE(exposure.exposed_us, exposure.communication_us);
+    EXPECT_GT(exposure.compute_us, 0);
   }
 }
 

@@ -121,14 +121,13 @@ TEST_F(TrainingOnThisMachine, DISABLED_IsARank) {
   group.rendezvous = (*place)->rendezvous;
   group.background = true;
   group.ordered = true;
-  auto comm = Communicator::create(group);
-  ASSERT_TRUE(comm.ok()) << comm.status();
+  auto comm = must(Communicator::create(group));
   const int steps = emulated_ ? 3 : 12;
   TrainerOptions own = options(steps);
   own.runner = run_on(kFirstDevice, 0);
-  const Steps hidden = train(own, steps, comm->get());
+  const Steps hidden = train(own, steps, comm.get());
   own.parallel.overlap = false;
-  const Steps serial = train(own, steps, comm->get());
+  const Steps serial = train(own, steps, comm.get());
   EXPECT_EQ(hidden.weights, serial.weights);
   if (group.rank == 0) {
     const auto each = [&](Time time) { return Seconds(time).count() / (steps - 1) * 1e6; };
@@ -141,20 +140,18 @@ TEST_F(TrainingOnThisMachine, DISABLED_IsARank) {
         each(hidden.took) / all);
     std::fflush(stdout);
   }
-  EXPECT_TRUE((*comm)->barrier().ok());
+  EXPECT_TRUE(comm->barrier().ok());
 }
 
 TEST_F(TrainingOnThisMachine, TwoProcessesOnOneGpu) {
-  const absl::StatusOr<ClusterKey> key = ClusterKey::for_this_user();
-  ASSERT_TRUE(key.ok()) << key.status();
-  const auto server = collectives::RendezvousServer::start(*key, "", 0, 2);
-  ASSERT_TRUE(server.ok()) << server.status();
+  const auto key = must(ClusterKey::for_this_user());
+  const auto server = must(collectives::RendezvousServer::start(key, "", 0, 2));
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<std::string> texts;
     for (char** one = environ; *one != nullptr; ++one) texts.emplace_back(*one);
     texts.insert(texts.begin(), {absl::StrCat("BATON_RANK=", rank), "BATON_RANKS=2",
-                                 absl::StrCat("BATON_RENDEZVOUS=", (*server)->address())});
+                                 absl::StrCat("BATON_RENDEZVOUS=", server->address())});
     std::vector<char*> environment;
     for (std::string& text : texts) environment.push_back(text.data());
     environment.push_back(nullptr);

@@ -50,8 +50,7 @@ void run_ranks(int ranks, const std::function<void(Communicator*, int rank)>& bo
 
 void run_steps(Trainer& trainer, int from, int to) {
   for (int step = from; step < to; ++step) {
-    const auto report = trainer.step(step);
-    ASSERT_TRUE(report.ok()) << report.status();
+    must(trainer.step(step));
   }
 }
 
@@ -65,10 +64,9 @@ std::vector<std::vector<float>> train_ranks(int ranks, const TrainerOptions& opt
   std::vector<std::vector<float>> weights(ranks);
   run_ranks(ranks, [&](Communicator* comm, int rank) {
     ComputePool pool(1);
-    auto trainer = Trainer::create(options, corpus, pool, comm);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
-    run_steps(**trainer, 0, steps);
-    weights[rank] = weights_of(**trainer);
+    auto trainer = must(Trainer::create(options, corpus, pool, comm));
+    run_steps(*trainer, 0, steps);
+    weights[rank] = weights_of(*trainer);
   });
   return weights;
 }
@@ -88,11 +86,10 @@ RunOptions recovering_run(const TrainerOptions& options, const std::string& file
 }
 
 void expect_weights(const std::string& file, const std::vector<float>& expected) {
-  const auto bytes = read_file(file);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  ASSERT_EQ(bytes->size(), expected.size() * sizeof(float));
+  const auto bytes = must(read_file(file));
+  ASSERT_EQ(bytes.size(), expected.size() * sizeof(float));
   std::vector<float> weights(expected.size());
-  std::memcpy(weights.data(), bytes->data(), bytes->size());
+  std::memcpy(weights.data(), bytes.data(), bytes.size());
   EXPECT_EQ(weights, expected);
 }
 

@@ -12,21 +12,19 @@ namespace {
 
 TEST(Trainer, LearnsRegularTextAndRepeatsItself) {
   const std::string text = verses();
-  auto tokenizer = train_bpe(Corpus::training_text(text), 272);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  const Corpus corpus = Corpus::make(text, *tokenizer);
+  auto tokenizer = must(train_bpe(Corpus::training_text(text), 272));
+  const Corpus corpus = Corpus::make(text, tokenizer);
   TrainerOptions options = tiny_options(40);
   options.length = 64;
   options.long_length = 128;
   std::vector<uint16_t> first;
   for (int threads : {1, 2}) {
     ComputePool pool(threads);
-    auto trainer = Trainer::create(options, corpus, pool);
-    ASSERT_TRUE(trainer.ok()) << trainer.status();
-    const double before = (*trainer)->held_out_bits_per_byte(4, false).value();
-    run_steps(**trainer, 0, 40);
-    EXPECT_LT((*trainer)->held_out_bits_per_byte(4, true).value(), 0.5 * before);
-    const Checkpoint checkpoint = (*trainer)->checkpoint();
+    auto trainer = must(Trainer::create(options, corpus, pool));
+    const double before = trainer->held_out_bits_per_byte(4, false).value();
+    run_steps(*trainer, 0, 40);
+    EXPECT_LT(trainer->held_out_bits_per_byte(4, true).value(), 0.5 * before);
+    const Checkpoint checkpoint = trainer->checkpoint();
     if (threads == 1) {
       first = checkpoint.embedding().data;
     } else {
@@ -102,10 +100,9 @@ TEST(Corpus, SamplesDependOnSeedStepAndIndexAlone) {
 }
 
 TEST(Bpe, MergesTheMostFrequentPairFirst) {
-  auto tokenizer = train_bpe("aaab aaab aaab bc bc", 259);
-  ASSERT_TRUE(tokenizer.ok());
-  EXPECT_EQ(tokenizer->token_bytes(257), "aa");
-  EXPECT_EQ(tokenizer->decode(tokenizer->encode("aaab bc")), "aaab bc");
+  auto tokenizer = must(train_bpe("aaab aaab aaab bc bc", 259));
+  EXPECT_EQ(tokenizer.token_bytes(257), "aa");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("aaab bc")), "aaab bc");
   EXPECT_FALSE(train_bpe("ab", 300).ok());
   EXPECT_FALSE(train_bpe("ab", 100).ok());
 }

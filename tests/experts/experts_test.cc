@@ -28,9 +28,8 @@ void run_rounds(Experts& experts, const Mixture& mixture, uint64_t seed, int rou
       Open& one = open.emplace_back();
       one.tokens = mixture.tokens(random);
       const auto work =
-          experts.dispatch_async(one.tokens.rows.data(), one.tokens.count, one.tokens.chosen);
-      ASSERT_TRUE(work.ok()) << work.status();
-      one.work = *work;
+          must(experts.dispatch_async(one.tokens.rows.data(), one.tokens.count, one.tokens.chosen));
+      one.work = work;
       if (open.size() < static_cast<size_t>(mixture.options().in_flight) && round + 1 < rounds) {
         continue;
       }
@@ -38,12 +37,11 @@ void run_rounds(Experts& experts, const Mixture& mixture, uint64_t seed, int rou
     Open& oldest = open.front();
     ASSERT_EQ(experts.wait(oldest.work), absl::OkStatus());
     std::vector<std::byte> out;
-    const auto work = mixture.combine(experts, oldest.work, oldest.tokens, out);
-    ASSERT_TRUE(work.ok()) << work.status();
-    ASSERT_EQ(experts.wait(*work), absl::OkStatus());
+    const auto work = must(mixture.combine(experts, oldest.work, oldest.tokens, out));
+    ASSERT_EQ(experts.wait(work), absl::OkStatus());
     ASSERT_TRUE(same_bits(out, oldest.tokens.wanted))
         << "round " << round << " of rank " << experts.rank() << ": " << experts.explain();
-    ASSERT_TRUE(experts.missing(*work).empty());
+    ASSERT_TRUE(experts.missing(work).empty());
     ASSERT_TRUE(experts.missing(oldest.work).empty());
     open.pop_front();
   }
@@ -101,16 +99,15 @@ TEST_P(ExpertsOf, SlotsAreInTheOrderOfRanksAndTokens) {
     for (int token = 0; token < kTokens; ++token) {
       rows.push_back({static_cast<float>(comm.rank()), static_cast<float>(token)});
     }
-    const auto received = experts->dispatch(rows.data(), kTokens, chosen_by(comm.rank()));
-    ASSERT_TRUE(received.ok()) << received.status();
-    for (const ExpertGroup& group : received->groups) {
+    const auto received = must(experts->dispatch(rows.data(), kTokens, chosen_by(comm.rank())));
+    for (const ExpertGroup& group : received.groups) {
       int slot = group.first;
       for (int rank = 0; rank < kRanks; ++rank) {
         const std::vector<int32_t> chosen = chosen_by(rank);
         for (int token = 0; token < kTokens; ++token) {
           const auto first = chosen.begin() + token * kTopK;
           if (std::find(first, first + kTopK, group.expert) == first + kTopK) continue;
-          const auto* const row = reinterpret_cast<const float*>(received->row(slot++));
+          const auto* const row = reinterpret_cast<const float*>(received.row(slot++));
           ASSERT_EQ(row[0], static_cast<float>(rank)) << "expert " << group.expert;
           ASSERT_EQ(row[1], static_cast<float>(token)) << "expert " << group.expert;
         }
@@ -118,8 +115,8 @@ TEST_P(ExpertsOf, SlotsAreInTheOrderOfRanksAndTokens) {
       EXPECT_EQ(slot, group.first + group.count) << "expert " << group.expert;
     }
     std::vector<std::array<float, 2>> out(rows.size());
-    EXPECT_EQ(experts->combine(*received, std::vector<float>(size_t{kTokens} * kTopK, 1),
-                               out.data(), out.size() * sizeof out[0]),
+    EXPECT_EQ(experts->combine(received, std::vector<float>(size_t{kTokens} * kTopK, 1), out.data(),
+                               out.size() * sizeof out[0]),
               absl::OkStatus());
   });
 }
@@ -127,11 +124,10 @@ TEST_P(ExpertsOf, SlotsAreInTheOrderOfRanksAndTokens) {
 TEST_P(ExpertsOf, ItsGroupOutlivesTheCommunicator) {
   const Mixture mixture({.experts = 4, .top_k = 2, .hidden = 8, .max_tokens = 4}, 2);
   run_group(2, options(), [&](Communicator& comm) {
-    auto own = comm.split(0, comm.rank());
-    ASSERT_TRUE(own.ok()) << own.status();
-    const auto experts = experts_of(**own, mixture.options());
-    (*own)->abort(absl::CancelledError("the trainer goes another way"));
-    own->reset();
+    auto own = must(comm.split(0, comm.rank()));
+    const auto experts = experts_of(*own, mixture.options());
+    own->abort(absl::CancelledError("the trainer goes another way"));
+    own.reset();
     if (experts != nullptr) run_rounds(*experts, mixture, 1, 5);
   });
 }

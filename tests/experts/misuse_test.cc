@@ -151,9 +151,8 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
   run_group(2, options(), [](Communicator& comm) {
     ExpertsOptions options = small();
     options.capacity = 2;
-    auto made = Experts::create(comm, options);
-    ASSERT_TRUE(made.ok()) << made.status();
-    Experts& experts = **made;
+    auto made = must(Experts::create(comm, options));
+    Experts& experts = *made;
     const std::vector<float> rows(4 * 8, 1);
     const std::vector<float> weights(4 * 2, 0.5f);
     std::vector<float> out(4 * 8);
@@ -176,21 +175,20 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
 
     // The round that follows is as if none of that had been.
     const std::vector<int32_t> chosen = {0, 3, 2, 1, -1, 3, -1, -1};
-    const auto received = experts.dispatch(rows.data(), 4, chosen);
-    ASSERT_TRUE(received.ok()) << received.status();
+    const auto received = must(experts.dispatch(rows.data(), 4, chosen));
     EXPECT_EQ(experts.dispatch(rows.data(), 4, chosen).status().code(), Code::kFailedPrecondition);
-    EXPECT_EQ(experts.wait(received->work).code(), Code::kInvalidArgument) << "it is over";
-    for (const ExpertGroup& group : received->groups) {
+    EXPECT_EQ(experts.wait(received.work).code(), Code::kInvalidArgument) << "it is over";
+    for (const ExpertGroup& group : received.groups) {
       for (int slot = group.first; slot < group.first + group.count; ++slot) {
-        std::fill_n(reinterpret_cast<float*>(received->output(slot)), 8, float(group.expert));
+        std::fill_n(reinterpret_cast<float*>(received.output(slot)), 8, float(group.expert));
       }
     }
     const auto combine = [&](size_t some, size_t bytes) {
-      return experts.combine(*received, absl::MakeSpan(weights).first(some), out.data(), bytes);
+      return experts.combine(received, absl::MakeSpan(weights).first(some), out.data(), bytes);
     };
     EXPECT_EQ(combine(7, out.size() * 4).code(), Code::kInvalidArgument);
     EXPECT_EQ(combine(8, out.size() * 4 - 1).code(), Code::kInvalidArgument);
-    EXPECT_EQ(experts.combine(*received, weights, nullptr, out.size() * 4).code(),
+    EXPECT_EQ(experts.combine(received, weights, nullptr, out.size() * 4).code(),
               Code::kInvalidArgument);
     EXPECT_EQ(combine(8, out.size() * 4), absl::OkStatus());
     EXPECT_EQ(combine(8, out.size() * 4).code(), Code::kFailedPrecondition) << "a second time";
@@ -205,17 +203,15 @@ TEST_P(ExpertsMisuse, CallsOutOfOrderAreErrors) {
   run_group(2, options(), [](Communicator& comm) {
     ExpertsOptions options = small();
     options.in_flight = 2;
-    auto made = Experts::create(comm, options);
-    ASSERT_TRUE(made.ok()) << made.status();
-    Experts& experts = **made;
+    auto made = must(Experts::create(comm, options));
+    Experts& experts = *made;
     const std::vector<float> rows(8, 1), weights(2, 1);
     std::vector<float> out(8);
     if (comm.rank() == 1) {
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
     }
-    const auto dispatch = experts.dispatch_async(rows.data(), 1, {0, 3});
-    ASSERT_TRUE(dispatch.ok()) << dispatch.status();
-    const auto later = [&](uint64_t calls) { return Work{dispatch->sequence + calls}; };
+    const auto dispatch = must(experts.dispatch_async(rows.data(), 1, {0, 3}));
+    const auto later = [&](uint64_t calls) { return Work{dispatch.sequence + calls}; };
     const auto no_dispatch = [&](Work work, const char* what) {
       EXPECT_EQ(experts.received(work).status().code(), Code::kFailedPrecondition) << what;
       EXPECT_EQ(experts.combine_async(work, weights, out.data(), 32).status().code(),
@@ -223,30 +219,28 @@ TEST_P(ExpertsMisuse, CallsOutOfOrderAreErrors) {
           << what;
     };
     if (comm.rank() == 0) {  // the other has not begun
-      no_dispatch(*dispatch, "it runs");
-      EXPECT_THAT(experts.wait(*dispatch, Time(1)),
+      no_dispatch(dispatch, "it runs");
+      EXPECT_THAT(experts.wait(dispatch, Time(1)),
                   fails_with(Code::kDeadlineExceeded, {"still runs"}));
-      EXPECT_EQ(experts.test(*dispatch), std::nullopt);
+      EXPECT_EQ(experts.test(dispatch), std::nullopt);
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
     }
-    ASSERT_EQ(experts.wait(*dispatch, patient(std::chrono::seconds(30))), absl::OkStatus());
+    ASSERT_EQ(experts.wait(dispatch, patient(std::chrono::seconds(30))), absl::OkStatus());
     no_dispatch(Work{}, "no work");
     no_dispatch(later(1), "a combine");
     no_dispatch(later(2), "a round that has not begun");
     no_dispatch(later(4), "one in the same place");
-    for (const Work work : {Work{}, *dispatch, later(1), later(2), later(4)}) {
+    for (const Work work : {Work{}, dispatch, later(1), later(2), later(4)}) {
       EXPECT_EQ(experts.wait(work).code(), Code::kInvalidArgument) << work.sequence;
       EXPECT_EQ(experts.test(work)->code(), Code::kInvalidArgument) << work.sequence;
     }
-    const auto received = experts.received(*dispatch);
-    ASSERT_TRUE(received.ok()) << received.status();
-    Mixture(options, 2).answer(*received);
-    const auto combine = experts.combine_async(*dispatch, weights, out.data(), 32);
-    ASSERT_TRUE(combine.ok()) << combine.status();
-    no_dispatch(*combine, "a combine that runs");
-    no_dispatch(*dispatch, "it is combined");
-    ASSERT_EQ(experts.wait(*combine), absl::OkStatus());
-    EXPECT_EQ(experts.wait(*combine).code(), Code::kInvalidArgument);
+    const auto received = must(experts.received(dispatch));
+    Mixture(options, 2).answer(received);
+    const auto combine = must(experts.combine_async(dispatch, weights, out.data(), 32));
+    no_dispatch(combine, "a combine that runs");
+    no_dispatch(dispatch, "it is combined");
+    ASSERT_EQ(experts.wait(combine), absl::OkStatus());
+    EXPECT_EQ(experts.wait(combine).code(), Code::kInvalidArgument);
     EXPECT_EQ(out[0], said(0, 1) + said(3, 1));
     EXPECT_THAT(experts.missing(later(2)), testing::IsEmpty());
   });
@@ -257,15 +251,13 @@ TEST_P(ExpertsMisuse, CallsOutOfOrderAreErrors) {
 TEST_P(ExpertsMisuse, AListThatCannotBeEndsTheObject) {
   for (const bool blocks : {false, true}) {
     run_group(2, options(), [&](Communicator& comm) {
-      auto experts = Experts::create(comm, small());
-      ASSERT_TRUE(experts.ok()) << experts.status();
+      auto experts = must(Experts::create(comm, small()));
       const std::vector<float> rows(8, 1), weights(2, 1);
       std::vector<float> out(8);
-      const auto dispatch = [&] { return (*experts)->dispatch(rows.data(), 1, {0, 3}); };
-      const auto received = dispatch();
-      ASSERT_TRUE(received.ok()) << received.status();
-      auto* const window = received->outputs - Geometry(small(), comm.rank(), 2).outputs(0);
-      ASSERT_EQ((*experts)->combine(*received, weights, out.data(), 32), absl::OkStatus());
+      const auto dispatch = [&] { return experts->dispatch(rows.data(), 1, {0, 3}); };
+      const auto received = must(dispatch());
+      auto* const window = received.outputs - Geometry(small(), comm.rank(), 2).outputs(0);
+      ASSERT_EQ(experts->combine(received, weights, out.data(), 32), absl::OkStatus());
       if (comm.rank() == 0) {
         const Geometry geometry(small(), 0, 2);
         // A list begins with its round, of 8 bytes, which need not be aligned to 8.
@@ -277,15 +269,15 @@ TEST_P(ExpertsMisuse, AListThatCannotBeEndsTheObject) {
         if (blocks) {
           EXPECT_TRUE(absl::IsDataLoss(dispatch().status()));
         }
-        const auto work = (*experts)->dispatch_async(rows.data(), 1, {0, 3});
+        const auto work = experts->dispatch_async(rows.data(), 1, {0, 3});
         ASSERT_EQ(work.ok(), !blocks);
         if (work.ok()) {
-          EXPECT_TRUE(absl::IsDataLoss((*experts)->wait(*work)));
-          EXPECT_TRUE(absl::IsDataLoss((*experts)->test(*work).value_or(absl::OkStatus())));
+          EXPECT_TRUE(absl::IsDataLoss(experts->wait(*work)));
+          EXPECT_TRUE(absl::IsDataLoss(experts->test(*work).value_or(absl::OkStatus())));
         }
-        EXPECT_TRUE(absl::IsDataLoss((*experts)->dispatch_async(rows.data(), 0, {}).status()));
+        EXPECT_TRUE(absl::IsDataLoss(experts->dispatch_async(rows.data(), 0, {}).status()));
         EXPECT_TRUE(absl::IsDataLoss(
-            (*experts)->combine_async(received->work, weights, out.data(), 32).status()));
+            experts->combine_async(received.work, weights, out.data(), 32).status()));
       } else {
         EXPECT_TRUE(dispatch().ok());
       }
@@ -298,15 +290,13 @@ TEST_P(ExpertsMisuse, MemoryOfADeviceIsRefused) {
   gpudirect::InstalledFake gpu;
   const auto device = gpu.fake().allocate(2 * gpudirect::kMiB);
   run_group(1, options(), [&](Communicator& comm) {
-    auto experts = Experts::create(comm, small());
-    ASSERT_TRUE(experts.ok()) << experts.status();
+    auto experts = must(Experts::create(comm, small()));
     const std::vector<float> rows(8, 1), weights(2, 1);
     auto* const there = reinterpret_cast<void*>(uintptr_t{device});
-    EXPECT_THAT(text((*experts)->dispatch(there, 1, {0, 3}).status()),
+    EXPECT_THAT(text(experts->dispatch(there, 1, {0, 3}).status()),
                 HasSubstr("dispatch: rows is memory of a device"));
-    const auto received = (*experts)->dispatch(rows.data(), 1, {0, 3});
-    ASSERT_TRUE(received.ok()) << received.status();
-    EXPECT_THAT(text((*experts)->combine(*received, weights, there, 32)),
+    const auto received = must(experts->dispatch(rows.data(), 1, {0, 3}));
+    EXPECT_THAT(text(experts->combine(received, weights, there, 32)),
                 HasSubstr("combine: out is memory of a device"));
   });
   gpu.fake().free(device);
@@ -324,10 +314,9 @@ TEST_P(ExpertsMisuse, MakingThemIsRefusedWhereTheGroupDoesOtherwise) {
                 absl::OkStatus());
     }
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
-    auto own = comm.split(comm.rank(), 0);
-    ASSERT_TRUE(own.ok()) << own.status();
-    (*own)->abort(absl::CancelledError("enough"));
-    EXPECT_THAT(text(Experts::create(**own, small()).status()), HasSubstr("enough"));
+    auto own = must(comm.split(comm.rank(), 0));
+    own->abort(absl::CancelledError("enough"));
+    EXPECT_THAT(text(Experts::create(*own, small()).status()), HasSubstr("enough"));
   });
 }
 
@@ -336,22 +325,19 @@ TEST_P(ExpertsMisuse, SlotsThatCannotBeAreARankThatIsMissing) {
   if (std::string(GetParam()) != "shm") return;
   const Mixture mixture(small(), 2);
   run_group(2, options(), [&](Communicator& comm) {
-    auto experts = Experts::create(comm, mixture.options());
-    ASSERT_TRUE(experts.ok()) << experts.status();
+    auto experts = must(Experts::create(comm, mixture.options()));
     Tokens tokens{.count = 1, .chosen = {0, 3}, .weights = {1, 1}};
     tokens.rows.assign(mixture.row_bytes(), std::byte{0});
-    const auto received = (*experts)->dispatch(tokens.rows.data(), tokens.count, tokens.chosen);
-    ASSERT_TRUE(received.ok()) << received.status();
+    const auto received = must(experts->dispatch(tokens.rows.data(), tokens.count, tokens.chosen));
     const Geometry geometry(mixture.options(), comm.rank(), 2);
-    auto* const window = received->outputs - geometry.outputs(0);
+    auto* const window = received.outputs - geometry.outputs(0);
     if (comm.rank() == 1) std::memset(window + geometry.table(0, 0), 0xff, sizeof(uint32_t));
     const std::vector<int> gone = comm.rank() == 0 ? std::vector<int>{1} : std::vector<int>{};
     mixture.expect(tokens, gone);
     std::vector<std::byte> out;
-    const auto back = mixture.combine(**experts, received->work, tokens, out);
-    ASSERT_TRUE(back.ok()) << back.status();
-    ASSERT_EQ((*experts)->wait(*back), absl::OkStatus());
-    EXPECT_EQ((*experts)->missing(*back), gone);
+    const auto back = must(mixture.combine(*experts, received.work, tokens, out));
+    ASSERT_EQ(experts->wait(back), absl::OkStatus());
+    EXPECT_EQ(experts->missing(back), gone);
     EXPECT_TRUE(same_bits(out, tokens.wanted));
   });
 }
@@ -363,8 +349,7 @@ TEST_P(ExpertsMisuse, ARankThatLeavesIsMissing) {
   three.experts = 6;
   const Mixture mixture(three, 3);
   run_group(3, options(), [&](Communicator& comm) {
-    auto experts = Experts::create(comm, mixture.options());
-    ASSERT_TRUE(experts.ok()) << experts.status();
+    auto experts = must(Experts::create(comm, mixture.options()));
     std::mt19937_64 random(static_cast<uint64_t>(comm.rank()));
     for (int round = 0; round < 6; ++round) {
       const bool alone = round >= 2;
@@ -372,17 +357,16 @@ TEST_P(ExpertsMisuse, ARankThatLeavesIsMissing) {
       Tokens tokens = mixture.tokens(random);
       if (alone) mixture.expect(tokens, {1});
       const std::vector<int> gone = alone ? std::vector<int>{1} : std::vector<int>{};
-      const auto received = (*experts)->dispatch(tokens.rows.data(), tokens.count, tokens.chosen);
-      ASSERT_TRUE(received.ok()) << received.status();
-      EXPECT_EQ((*experts)->missing(received->work), gone);
+      const auto received =
+          must(experts->dispatch(tokens.rows.data(), tokens.count, tokens.chosen));
+      EXPECT_EQ(experts->missing(received.work), gone);
       std::vector<std::byte> out;
-      const auto work = mixture.combine(**experts, received->work, tokens, out);
-      ASSERT_TRUE(work.ok()) << work.status();
-      ASSERT_EQ((*experts)->wait(*work), absl::OkStatus());
-      EXPECT_EQ((*experts)->missing(*work), gone);
+      const auto work = must(mixture.combine(*experts, received.work, tokens, out));
+      ASSERT_EQ(experts->wait(work), absl::OkStatus());
+      EXPECT_EQ(experts->missing(work), gone);
       EXPECT_TRUE(same_bits(out, tokens.wanted)) << "round " << round;
     }
-    *experts = nullptr;
+    experts = nullptr;
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
   });
 }
@@ -396,25 +380,21 @@ TEST_P(ExpertsMisuse, AreDestroyedWithARoundOpen) {
   const Mixture mixture(options, 2);
   for (const int stage : {0, 1, 2}) {
     run_group(2, this->options(), [&](Communicator& comm) {
-      auto experts = Experts::create(comm, options);
-      ASSERT_TRUE(experts.ok()) << experts.status();
+      auto experts = must(Experts::create(comm, options));
       std::mt19937_64 random(static_cast<uint64_t>(stage));
       const Tokens tokens = mixture.tokens(random), next = mixture.tokens(random);
       std::vector<std::byte> out(tokens.wanted.size());
       const auto round =
-          (*experts)->dispatch_async(tokens.rows.data(), tokens.count, tokens.chosen);
-      ASSERT_TRUE(round.ok()) << round.status();
+          must(experts->dispatch_async(tokens.rows.data(), tokens.count, tokens.chosen));
       if (stage > 0) {
-        ASSERT_EQ((*experts)->wait(*round), absl::OkStatus());
-        const auto more = (*experts)->dispatch_async(next.rows.data(), next.count, next.chosen);
-        ASSERT_TRUE(more.ok()) << more.status();
+        ASSERT_EQ(experts->wait(round), absl::OkStatus());
+        must(experts->dispatch_async(next.rows.data(), next.count, next.chosen));
       }
       if (stage > 1) {
-        const auto back = (*experts)->combine_async(*round, tokens.weights, out.data(), out.size());
-        ASSERT_TRUE(back.ok()) << back.status();
+        must(experts->combine_async(round, tokens.weights, out.data(), out.size()));
       }
       const Time began = Clock::steady().now();
-      *experts = nullptr;
+      experts = nullptr;
       EXPECT_LT(Clock::steady().now() - began, options.rank_timeout / 2);
       EXPECT_EQ(comm.barrier(), absl::OkStatus());
     });

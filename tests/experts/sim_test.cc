@@ -165,10 +165,8 @@ class World : public SimExperts {
            rank.open.size() < static_cast<size_t>(mixture_.options().in_flight)) {
       Rank::Open& one = rank.open.emplace_back();
       one.tokens = mixture_.tokens(random_);
-      const auto work =
-          rank.experts->dispatch_async(one.tokens.rows.data(), one.tokens.count, one.tokens.chosen);
-      ASSERT_TRUE(work.ok()) << work.status();
-      one.work = *work;
+      one.work = must(rank.experts->dispatch_async(one.tokens.rows.data(), one.tokens.count,
+                                                   one.tokens.chosen));
       ++rank.begun;
     }
     while (!rank.open.empty()) {
@@ -201,9 +199,7 @@ class World : public SimExperts {
     }
   }
   void combine(Rank& rank, Rank::Open& one) {
-    const auto work = mixture_.combine(*rank.experts, one.work, one.tokens, one.out);
-    ASSERT_TRUE(work.ok()) << work.status();
-    one.work = *work;
+    one.work = must(mixture_.combine(*rank.experts, one.work, one.tokens, one.out));
     one.combining = true;
   }
   bool over(int rounds) const {
@@ -367,24 +363,19 @@ class LateAnswer : public SimExperts {
     }
     mixture_.expect(tokens_, {});
     for (const size_t rank : ranks) {
-      const auto work = rank == 0
-                            ? experts_[0]->dispatch_async(tokens_.rows.data(), 1, tokens_.chosen)
-                            : experts_[rank]->dispatch_async(nullptr, 0, {});
-      ASSERT_TRUE(work.ok()) << work.status();
-      works_[rank] = *work;
+      works_[rank] =
+          must(rank == 0 ? experts_[0]->dispatch_async(tokens_.rows.data(), 1, tokens_.chosen)
+                         : experts_[rank]->dispatch_async(nullptr, 0, {}));
     }
   }
   void combine(const std::vector<size_t>& ranks) {
     for (const size_t rank : ranks) {
-      const auto rows = experts_[rank]->received(works_[rank]);
-      ASSERT_TRUE(rows.ok()) << rows.status();
-      mixture_.answer(*rows);
+      const auto rows = must(experts_[rank]->received(works_[rank]));
+      mixture_.answer(rows);
       if (rank == 0) out_.assign(tokens_.wanted.size(), std::byte{0x5a});
-      const auto work = rank == 0 ? experts_[0]->combine_async(works_[0], tokens_.weights,
-                                                               out_.data(), out_.size())
-                                  : experts_[rank]->combine_async(works_[rank], {}, nullptr, 0);
-      ASSERT_TRUE(work.ok()) << work.status();
-      works_[rank] = *work;
+      works_[rank] = must(rank == 0 ? experts_[0]->combine_async(works_[0], tokens_.weights,
+                                                                 out_.data(), out_.size())
+                                    : experts_[rank]->combine_async(works_[rank], {}, nullptr, 0));
     }
   }
   bool end(std::vector<size_t> ranks) {

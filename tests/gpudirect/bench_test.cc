@@ -118,12 +118,10 @@ TEST(BenchOnDevices, EveryCollectiveVerifies) {
 // One byte of a device that is wrong is found, so "verified" says something.
 TEST(BenchOnDevices, AWrongByteIsFound) {
   CleanFake gpu;
-  auto worker = Worker::create({.providers = {"shm"}});
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  auto worker = must(Worker::create({.providers = {"shm"}}));
   {
-    auto memory = BenchMemory::make(**worker, 10 << 20, 0);
-    ASSERT_TRUE(memory.ok()) << memory.status();
-    BenchMemory& bench = **memory;
+    auto memory = must(BenchMemory::make(*worker, 10 << 20, 0));
+    BenchMemory& bench = *memory;
     EXPECT_TRUE(bench.on_device());
     for (size_t i = 0; i < bench.size(); ++i) bench.host()[i] = std::byte(i * 7 >> 3);
     ASSERT_TRUE(bench.load().ok());
@@ -137,7 +135,7 @@ TEST(BenchOnDevices, AWrongByteIsFound) {
     EXPECT_EQ(wrong, 1u);
     EXPECT_EQ(bench.host()[9 << 20], std::byte{0x55});
   }
-  worker->reset();
+  worker.reset();
 }
 
 TEST(BenchOnDevices, DmaBufOrAnError) {

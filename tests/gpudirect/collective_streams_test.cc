@@ -170,19 +170,16 @@ TEST_P(CollectiveStreams, CallsReadWhatTheirStreamMakes) {
       user.copy(user.data, user.made);
       CallOptions how;
       how.after = user.stream();
-      const auto work = c.begin(comm, user.at(user.data), how);
-      ASSERT_TRUE(work.ok()) << work.status();
+      const auto work = must(c.begin(comm, user.at(user.data), how));
       advance(comm, gpu);
-      EXPECT_FALSE(comm.test(*work).has_value()) << "it did not wait";
+      EXPECT_FALSE(comm.test(work).has_value()) << "it did not wait";
       // The stream goes on with the result.
-      const absl::Status held = comm.hold(*work, user.stream());
-      EXPECT_TRUE(held.ok()) << held;
+      EXPECT_EQ(comm.hold(work, user.stream()), absl::OkStatus());
       user.copy(user.made, user.data);
       advance(comm, gpu);
       EXPECT_TRUE(user.holds(user.data, -100));
       user.let_go();
-      const absl::Status status = comm.wait(*work);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(comm.wait(work), absl::OkStatus());
       gpu.fake().run_all();
       const auto* const seen = reinterpret_cast<const int32_t*>(gpu.fake().view(user.made, kBytes));
       const int32_t r = comm.rank();
@@ -213,29 +210,24 @@ TEST_P(CollectiveStreams, CallsBehindOneThatWaitsKeepTheirOrderAndOthersGoAhead)
     int32_t* const data = user.at(user.data);
     std::vector<int32_t> host(kCount, comm.rank()), got(kCount, -1);
     const auto first =
-        comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated);
-    ASSERT_TRUE(first.ok()) << first.status();
+        must(comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated));
     // In other memory, and behind it all the same: as at a rank where the first does not wait.
-    const auto second =
-        comm.all_reduce_async(host.data(), host.data(), kCount, DataType::kI32, ReduceOp::kMax);
-    ASSERT_TRUE(second.ok()) << second.status();
+    const auto second = must(
+        comm.all_reduce_async(host.data(), host.data(), kCount, DataType::kI32, ReduceOp::kMax));
     // Between two ranks alone: it waits for neither.
-    const auto receive = comm.receive_async(got.data(), kCount, DataType::kI32, left);
-    ASSERT_TRUE(receive.ok()) << receive.status();
+    const auto receive = must(comm.receive_async(got.data(), kCount, DataType::kI32, left));
     std::vector<int32_t> mine(kCount, comm.rank());
     ASSERT_TRUE(comm.send(mine.data(), kCount, DataType::kI32, right).ok());
-    ASSERT_TRUE(comm.wait(*receive).ok());
+    ASSERT_TRUE(comm.wait(receive).ok());
     EXPECT_EQ(got, std::vector<int32_t>(kCount, left));
-    EXPECT_FALSE(comm.test(*first).has_value());
-    EXPECT_FALSE(comm.test(*second).has_value());
+    EXPECT_FALSE(comm.test(first).has_value());
+    EXPECT_FALSE(comm.test(second).has_value());
     // A third one waits for a stream that waits for the first: it begins when that has ended.
     const auto third =
-        comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated);
-    ASSERT_TRUE(third.ok()) << third.status();
+        must(comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated));
     user.let_go();
-    for (const Work work : {*third, *second, *first}) {
-      const absl::Status status = comm.wait(work);
-      EXPECT_TRUE(status.ok()) << status;
+    for (const Work work : {third, second, first}) {
+      EXPECT_EQ(comm.wait(work), absl::OkStatus());
     }
     EXPECT_TRUE(user.holds(user.data, kRanks * kRanks));
     EXPECT_EQ(host, std::vector<int32_t>(kCount, kRanks - 1));
@@ -258,13 +250,12 @@ TEST_P(CollectiveStreams, AStreamThatNeverComesEndsTheCallAtItsDeadlineAndLetsTh
         gated.after = gated.release = user.stream();
         int32_t* const data = user.at(user.data);
         const auto work =
-            comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated);
-        ASSERT_TRUE(work.ok()) << work.status();
+            must(comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated));
         user.copy(user.made, user.data);
         ++begun;
         until([&] { return begun == kRanks; }, [&] { comm.progress(); });
         std::optional<absl::Status> ended;
-        until([&] { return (ended = comm.test(*work)).has_value(); },
+        until([&] { return (ended = comm.test(work)).has_value(); },
               [&] { clock.advance(std::chrono::milliseconds(1)); });
         EXPECT_FALSE(ended->ok());
         if (late) {
@@ -295,11 +286,10 @@ TEST_P(CollectiveStreams, WhatMakesNoSenseIsRefusedAndBreaksNothing) {
     how.after = {9, user.stream().handle};
     EXPECT_FALSE(refused(how).ok()) << "there is no such device";
     EXPECT_TRUE(absl::IsNotFound(comm.hold(Work{77}, user.stream())));
-    const auto work = comm.all_reduce_async(host.data(), host.data(), 100, DataType::kF32,
-                                            ReduceOp::kSum, {.after = user.stream()});
-    ASSERT_TRUE(work.ok()) << work.status();
-    EXPECT_TRUE(absl::IsInvalidArgument(comm.hold(*work, {})));
-    EXPECT_TRUE(comm.wait(*work).ok());
+    const auto work = must(comm.all_reduce_async(host.data(), host.data(), 100, DataType::kF32,
+                                                 ReduceOp::kSum, {.after = user.stream()}));
+    EXPECT_TRUE(absl::IsInvalidArgument(comm.hold(work, {})));
+    EXPECT_TRUE(comm.wait(work).ok());
     EXPECT_EQ(host, std::vector<float>(100, kRanks));
     ASSERT_TRUE(comm.barrier().ok());
   });

@@ -43,25 +43,22 @@ TEST_F(OnThisMachine, BytesGoToASlabAndComeBack) {
 TEST_F(OnThisMachine, MemoryIsRecognised) {
   const auto slab = must(DeviceSlab::create(*device_, 2 * kMiB));
   const DeviceSpan span = slab->span();
-  const auto facts = query_pointer(*driver_, span.data + 4096);
-  ASSERT_TRUE(facts.ok()) << facts.status();
-  EXPECT_TRUE(facts->device);
-  EXPECT_FALSE(facts->managed);
-  EXPECT_EQ(facts->mapping.data, span.data);
-  EXPECT_EQ(facts->mapping.size, span.size);
+  const auto facts = must(query_pointer(*driver_, span.data + 4096));
+  EXPECT_TRUE(facts.device);
+  EXPECT_FALSE(facts.managed);
+  EXPECT_EQ(facts.mapping.data, span.data);
+  EXPECT_EQ(facts.mapping.size, span.size);
   EXPECT_EQ(adopt(*driver_, span)->size(), 1u);
   EXPECT_FALSE(adopt(*driver_, {span.data, span.size + (size_t{1} << 30)}).ok());
   int host = 0;
-  const auto other = query_pointer(*driver_, reinterpret_cast<uintptr_t>(&host));
-  ASSERT_TRUE(other.ok()) << other.status();
-  EXPECT_FALSE(other->device);
+  const auto other = must(query_pointer(*driver_, reinterpret_cast<uintptr_t>(&host)));
+  EXPECT_FALSE(other.device);
   // A worker asks the driver that is in this process: no fake, and nothing set up by hand.
   StubWorker stub;
   stub.provider->reaches_devices = true;
   const auto region =
-      stub.worker->register_memory(reinterpret_cast<void*>(uintptr_t{span.data}), span.size);
-  ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_EQ(region->place, (MemoryPlace{MemoryKind::kDevice, 0}));
+      must(stub.worker->register_memory(reinterpret_cast<void*>(uintptr_t{span.data}), span.size));
+  EXPECT_EQ(region.place, (MemoryPlace{MemoryKind::kDevice, 0}));
 }
 
 TEST_F(OnThisMachine, ADmaBufIsMadeOrTheReasonSaid) {

@@ -26,8 +26,7 @@ const std::map<uint64_t, Outcome>& expected() {
 // `baton kv_store`. Started again, it has the port that it had.
 class StoreProcess {
  public:
-  StoreProcess(const TemporaryFolder& folder, int mib)
-      : key_(folder.path("key")), mib_(std::to_string(mib)) {
+  explicit StoreProcess(int mib) : mib_(std::to_string(mib)) {
     std::ofstream(key_) << "a key for engines over a store\n";
     std::filesystem::permissions(key_, std::filesystem::perms(0600));
     start();
@@ -63,7 +62,8 @@ class StoreProcess {
   const std::string& key() const { return key_; }
 
  private:
-  const std::string key_;
+  const TemporaryFolder folder_;
+  const std::string key_ = folder_.path("key");
   const std::string mib_;
   std::string port_ = "0";
   std::optional<PeerProcess> process_;
@@ -85,14 +85,21 @@ EngineOptions with(kvtransfer::store::StoreClientOptions options, size_t host_by
   return {.blocks = 40, .token_budget = 40, .max_sequences = 6, .tiers = std::move(tiers)};
 }
 
-std::unique_ptr<Engine> make(EngineOptions options) {
-  return *Engine::create(test_model(), test_tokenizer(), std::move(options));
-}
-
 void wait_until_up(Engine& engine) {
   until([&] { return engine.tiers()->explain().find("(up)") != std::string::npos; },
         [&] { engine.tiers()->wait(std::chrono::milliseconds(20), -1); },
         [&] { return engine.tiers()->explain(); });
+}
+
+std::unique_ptr<Engine> make(EngineOptions options) {
+  return *Engine::create(test_model(), test_tokenizer(), std::move(options));
+}
+
+// One that has found its store.
+std::unique_ptr<Engine> make_up(EngineOptions options) {
+  auto engine = make(std::move(options));
+  wait_until_up(*engine);
+  return engine;
 }
 
 // Each request ends as it should.
@@ -109,16 +116,13 @@ void run_and_compare(
 
 // In a batch, and alone, where layers are computed while others arrive.
 TEST(KvStoreEngines, OneFindsWhatAnotherComputed) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 32);
+  StoreProcess store(32);
   {
-    auto first = make(with(client(store)));
-    wait_until_up(*first);
+    auto first = make_up(with(client(store)));
     run_and_compare(*first, 6, true);
   }
   for (size_t in_flight : {6, 1}) {
-    auto second = make(with(client(store), in_flight == 1 ? 64 << 10 : 0));
-    wait_until_up(*second);
+    auto second = make_up(with(client(store), in_flight == 1 ? 64 << 10 : 0));
     run_and_compare(*second, in_flight, false);
     EXPECT_GT(second->stats().tiers.from_peer, 50u);
     EXPECT_GT(second->stats().tier_tokens, 500u);
@@ -127,47 +131,39 @@ TEST(KvStoreEngines, OneFindsWhatAnotherComputed) {
 }
 
 TEST(KvStoreEngines, PreemptedOnesGoOn) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 32);
+  StoreProcess store(32);
   EngineOptions options = with(client(store));
   options.blocks = 26;
   options.token_budget = 16;
-  auto engine = make(options);
-  wait_until_up(*engine);
+  auto engine = make_up(options);
   for (bool save_all : {true, false}) run_and_compare(*engine, 30, save_all);
   EXPECT_GT(engine->stats().preemptions, 0u);
   EXPECT_GT(engine->stats().tiers.from_peer, 0u);
 }
 
 TEST(KvStoreEngines, AFullStoreForgetsTheOldest) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 1);
-  auto engine = make(with(client(store)));
-  wait_until_up(*engine);
+  StoreProcess store(1);
+  auto engine = make_up(with(client(store)));
   for (int round = 0; round < 2; ++round) run_and_compare(*engine, 6, true);
   EXPECT_EQ(engine->stats().tiers.corrupt, 0u);
 }
 
 TEST(KvStoreEngines, AnotherTenantFindsNothing) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 32);
+  StoreProcess store(32);
   EngineOptions options = with(client(store));
   options.blocks = 400;
   options.tiers.salt = "one";
-  auto first = make(options);
-  wait_until_up(*first);
+  auto first = make_up(options);
   run_and_compare(*first, 6, true);
   options.tiers.salt = "two";
-  auto second = make(options);
-  wait_until_up(*second);
+  auto second = make_up(options);
   run_and_compare(*second, 6, true);
   EXPECT_EQ(second->stats().tier_tokens, 0u);
 }
 
 // The engine starts before its store, and outlives two of them.
 TEST(KvStoreEngines, AStoreThatIsKilledAndStartedAgain) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 32);
+  StoreProcess store(32);
   store.end(SIGKILL);
   auto engine = make(with(client(store)));
   run_and_compare(*engine, 6, false);
@@ -185,13 +181,11 @@ TEST(KvStoreEngines, AStoreThatIsKilledAndStartedAgain) {
 
 // Stopped with lookups, loads and offers under way. How long is waited is the client's choice.
 TEST(KvStoreEngines, AStoreThatIsStopped) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 32);
+  StoreProcess store(32);
   kvtransfer::store::StoreClientOptions options = client(store);
   options.lookup_timeout = std::chrono::milliseconds(100);
   options.load_timeout = std::chrono::milliseconds(500);
-  auto engine = make(with(options));
-  wait_until_up(*engine);
+  auto engine = make_up(with(options));
   run_and_compare(*engine, 6, true);
   for (size_t in_flight : {6, 1}) {
     run_and_compare(*engine, in_flight, false, [&](size_t number) {
@@ -206,8 +200,7 @@ TEST(KvStoreEngines, AStoreThatIsStopped) {
 
 // Whatever happens to it, in whatever order.
 TEST(KvStoreEngines, AStoreWithABadDay) {
-  const TemporaryFolder folder;
-  StoreProcess store(folder, 2);
+  StoreProcess store(2);
   kvtransfer::store::StoreClientOptions options = client(store);
   options.lookup_timeout = std::chrono::milliseconds(100);
   options.load_timeout = std::chrono::milliseconds(500);

@@ -4,6 +4,7 @@
 #include "kvtransfer/store/store_client.h"
 #include "kvtransfer/store/store_messages.h"
 #include "kvtransfer/tiers/tier_store.h"
+#include "tests/fails_with.h"
 #include "tests/kvtiers/records.h"
 #include "tests/manual_clock.h"
 #include "tests/test.h"
@@ -32,11 +33,12 @@ struct Engine {
   Cache cache;
   std::unique_ptr<TierStore> tiers;
 
-  explicit Engine(StoreClientOptions options, size_t host_bytes = 0) {
+  explicit Engine(StoreClientOptions options, size_t host_bytes = 0, bool answers = true) {
     tiers = *TierStore::open({.cache = cache.view(),
                               .host_bytes = host_bytes,
                               .peer = store_client(std::move(options)),
                               .part_bytes = 2 * kBytes});
+    if (answers) wait_until_up();
   }
   bool is_up() const { return tiers->explain().find("(up)") != std::string::npos; }
   void wait_until_up() {
@@ -65,9 +67,7 @@ class KvStoreTest : public OverEveryProvider<std::string> {
     options.worker = {.name = "store", .providers = {GetParam()}, .key = cluster_key()};
     options.memory_bytes = bytes;
     options.longest_lease = longest_lease;
-    auto store = KvStore::start(std::move(options));
-    EXPECT_TRUE(store.ok()) << store.status();
-    return store.ok() ? *std::move(store) : nullptr;
+    return must(KvStore::start(std::move(options)));
   }
   StoreClientOptions client(const std::string& address) {
     return {.store = address,
@@ -89,12 +89,10 @@ std::vector<TierKey> keys(uint64_t first, uint64_t end) {
 TEST_P(KvStoreTest, WhatOneEngineSavesAnotherLoads) {
   auto store = start();
   Engine one(client(store->address()));
-  one.wait_until_up();
   for (uint64_t i = 0; i < 50; ++i) one.save(i);
   EXPECT_EQ(store->stats().taken, 50u);
   for (size_t host_bytes : {0, 1 << 20}) {
     Engine two(client(store->address()), host_bytes);
-    two.wait_until_up();
     if (host_bytes > 0) two.save(0);
     const TierFound found = two.find(keys(0, 60));
     EXPECT_EQ(found.blocks, 50u);
@@ -109,7 +107,6 @@ TEST_P(KvStoreTest, WhatOneEngineSavesAnotherLoads) {
 TEST_P(KvStoreTest, WhatIsNotThereIsNotFound) {
   auto store = start();
   Engine engine(client(store->address()));
-  engine.wait_until_up();
   engine.save(1);
   EXPECT_EQ(engine.find(keys(5, 9)).blocks, 0u);
   EXPECT_EQ(engine.find({key_of(1), key_of(7), key_of(1)}).blocks, 1u);
@@ -122,7 +119,6 @@ TEST_P(KvStoreTest, WhatIsNotThereIsNotFound) {
 TEST_P(KvStoreTest, ARecordThatWasEvictedIsAMiss) {
   auto store = start(4 * 40960, Time{});  // the store keeps no lease
   Engine engine(client(store->address()));
-  engine.wait_until_up();
   engine.save(0);
   engine.save(1);
   ASSERT_EQ(engine.find(keys(0, 2)).blocks, 2u);
@@ -136,7 +132,6 @@ TEST_P(KvStoreTest, ARecordThatWasEvictedIsAMiss) {
 TEST_P(KvStoreTest, WhatIsLeasedIsNotEvicted) {
   auto store = start(4 * 40960);
   Engine engine(client(store->address()));
-  engine.wait_until_up();
   engine.save(0);
   engine.save(1);
   ASSERT_EQ(engine.find(keys(0, 2)).blocks, 2u);
@@ -156,7 +151,6 @@ __attribute__((no_sanitize("thread"))) void go_bad(std::byte& byte) {
 TEST_P(KvStoreTest, AFlippedByteIsAMiss) {
   auto store = start();
   Engine engine(client(store->address()));
-  engine.wait_until_up();
   engine.save(3);
   const auto bytes = store->arena().find(key_of(3)).space->bytes();
   const size_t stride = 8192;
@@ -168,7 +162,6 @@ TEST_P(KvStoreTest, AFlippedByteIsAMiss) {
     EXPECT_FALSE(engine.load(keys(3, 4)).ok()) << at;
     go_bad(bytes[at]);
     Engine another(client(store->address()));
-    another.wait_until_up();
     ASSERT_EQ(another.find(keys(3, 4)).blocks, 1u);
     ASSERT_TRUE(another.load(keys(3, 4)).ok());
     EXPECT_TRUE(another.cache.holds(0, 3));
@@ -178,7 +171,6 @@ TEST_P(KvStoreTest, AFlippedByteIsAMiss) {
 TEST_P(KvStoreTest, AStoreThatIsAwayHasNothing) {
   auto store = start();
   Engine engine(client(store->address()));
-  engine.wait_until_up();
   engine.save(1);
   store.reset();
   until([&] { return !engine.is_up(); },
@@ -199,19 +191,18 @@ TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
   StoreClientOptions options = client(mute->address());
   options.clock = &clock;
   options.lookup_timeout = options.load_timeout = kLong;
-  Engine engine(options);
+  Engine engine(options, 0, false);
   // It says who it is, and nothing more.
   std::vector<std::byte> memory(1 << 20);
   const RemoteRegion region =
       *mute->remote_region(*mute->register_memory(memory.data(), memory.size()));
   Notification note;
   ASSERT_TRUE(mute->wait_until([&] { return mute->next_notification(note); }, kLong).ok());
-  const auto hello = decode_store_message(note.payload);
-  ASSERT_TRUE(hello.ok());
+  const auto hello = must(decode_store_message(note.payload));
   const auto say = [&](uint64_t id) {
     ASSERT_TRUE(mute->notify_detached(note.peer, encode(Found{.id = id, .region = region})).ok());
   };
-  say(std::get<Lookup>(*hello).id);
+  say(std::get<Lookup>(hello).id);
   engine.wait_until_up();
   EXPECT_TRUE(engine.tiers->find(keys(0, 3)).pending);
   clock.advance(kLong - seconds(1));
@@ -258,11 +249,12 @@ TEST_P(KvStoreTest, RecordsThatAreNotWhatTheyAreSaidToBeAreNotKept) {
 
 TEST(KvStore, AnAddressThatCannotBeOneIsRefusedAtTheStart) {
   std::vector<std::byte> memory(kLayers * kBytes);
-  const auto store = tiers::TierStore::open(
-      {.cache = {.base = memory.data(), .layers = kLayers, .blocks = 1, .block_bytes = kBytes},
-       .peer = store_client({.store = "nowhere", .key = cluster_key()})});
-  EXPECT_TRUE(absl::IsInvalidArgument(store.status())) << store.status();
-  EXPECT_THAT(std::string(store.status().message()), ::testing::HasSubstr("host:port"));
+  EXPECT_THAT(
+      tiers::TierStore::open(
+          {.cache = {.base = memory.data(), .layers = kLayers, .blocks = 1, .block_bytes = kBytes},
+           .peer = store_client({.store = "nowhere", .key = cluster_key()})})
+          .status(),
+      fails_with(Code::kInvalidArgument, {"host:port"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, KvStoreTest, ::testing::Values("tcp", "shm"),

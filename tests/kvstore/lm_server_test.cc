@@ -72,9 +72,7 @@ class LmServerTest : public ::testing::Test {
   void start(size_t bytes = 4 << 20, size_t connections = 1024) {
     memory_.resize(bytes);
     arena_ = std::make_unique<BlockArena>(memory_, 4096);
-    auto server = LmServer::start({.connections = connections}, *arena_);
-    ASSERT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
+    server_ = must(LmServer::start({.connections = connections}, *arena_));
   }
   std::vector<std::byte> memory_;
   std::unique_ptr<BlockArena> arena_;
@@ -225,9 +223,8 @@ TEST_F(LmServerTest, MoreCallersThanDescriptors) {
 TEST(LmServer, WhatCannotBeListenedOnIsSaidSo) {
   std::vector<std::byte> memory(1 << 16);
   BlockArena arena(memory, 4096);
-  auto first = LmServer::start({}, arena);
-  ASSERT_TRUE(first.ok());
-  EXPECT_EQ(LmServer::start({.port = (*first)->port()}, arena).status().code(),
+  auto first = must(LmServer::start({}, arena));
+  EXPECT_EQ(LmServer::start({.port = first->port()}, arena).status().code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(LmServer::start({.host = "10.99.99.99"}, arena).status().code(),
             absl::StatusCode::kInvalidArgument);

@@ -37,14 +37,14 @@ struct Scattered {
 uint64_t allocations_of_a_post(Scattered& s, size_t count) {
   const auto local = s.a->prepare_local(s.here);
   const auto remote = s.a->prepare_remote("beta", s.there);
-  const auto write = s.a->make_transfer(Op::kWrite, *local, absl::MakeSpan(s.from).first(count),
-                                        *remote, absl::MakeSpan(s.to).first(count));
-  EXPECT_TRUE(write.ok()) << write.status();
+  const auto write =
+      must(s.a->make_transfer(Op::kWrite, *local, absl::MakeSpan(s.from).first(count), *remote,
+                              absl::MakeSpan(s.to).first(count)));
   uint64_t fewest = UINT64_MAX;
   for (int round = 0; round < 20; ++round) {
     const uint64_t before = allocations;
-    EXPECT_TRUE(s.a->post(*write).ok());
-    EXPECT_TRUE(s.a->wait(*write, kLong).ok());
+    EXPECT_TRUE(s.a->post(write).ok());
+    EXPECT_TRUE(s.a->wait(write, kLong).ok());
     fewest = std::min(fewest, allocations - before);
   }
   return fewest;
@@ -63,9 +63,8 @@ TEST(AgentCost, MakingATransferAllocatesAFewTimesWhateverItsNumber) {
   const auto local = s.a->prepare_local(s.here);
   const auto remote = s.a->prepare_remote("beta", s.there);
   const uint64_t before = allocations;
-  const auto write = s.a->make_transfer(Op::kRead, *local, s.from, *remote, s.to);
+  must(s.a->make_transfer(Op::kRead, *local, s.from, *remote, s.to));
   EXPECT_LE(allocations - before, 40u);
-  ASSERT_TRUE(write.ok());
   // A regular list is one segment.
   const uint64_t listing = allocations;
   ASSERT_TRUE(s.a->prepare_local(s.here).ok());
@@ -117,14 +116,13 @@ TEST(AgentCost, PostingAPlanAllocatesNothingForABlock) {
   ASSERT_TRUE(p.plan.ok()) << p.plan.status();
   const auto fewest = [&](size_t blocks) {
     const uint64_t making = allocations;
-    const auto write = p.transfer(blocks);
+    const auto write = must(p.transfer(blocks));
     EXPECT_LE(allocations - making, 40u);
-    EXPECT_TRUE(write.ok()) << write.status();
     uint64_t out = UINT64_MAX;
     for (int round = 0; round < 20; ++round) {
       const uint64_t before = allocations;
-      EXPECT_TRUE(p.a->post(*write).ok());
-      EXPECT_TRUE(p.a->wait(*write, kLong).ok());
+      EXPECT_TRUE(p.a->post(write).ok());
+      EXPECT_TRUE(p.a->wait(write, kLong).ok());
       out = std::min(out, allocations - before);
     }
     return out;

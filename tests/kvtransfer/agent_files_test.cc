@@ -82,8 +82,7 @@ class AgentFilesTest : public testing::Test {
     const auto transfer = make(op, bytes);
     EXPECT_TRUE(transfer.ok()) << transfer.status();
     if (!transfer.ok()) return {};
-    const absl::Status status = agent_->post(*transfer);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(agent_->post(*transfer), absl::OkStatus());
     return *transfer;
   }
   absl::Status moved(Op op, size_t bytes) { return agent_->wait(posted(op, bytes), kPatience); }
@@ -132,13 +131,11 @@ TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
     std::shuffle(mine.begin(), mine.end(), random);
     std::shuffle(theirs.begin(), theirs.end(), random);
     for (const Op op : {Op::kWrite, Op::kRead}) {
-      const auto transfer = agent_->make_transfer(op, *here, mine, *there, theirs);
-      ASSERT_TRUE(transfer.ok()) << transfer.status();
-      ASSERT_TRUE(agent_->post(*transfer).ok());
-      const absl::Status status = agent_->wait(*transfer, kPatience);
-      ASSERT_TRUE(status.ok()) << status;
-      EXPECT_EQ(agent_->telemetry(*transfer)->bytes, kPages * kFilePage);
-      EXPECT_TRUE(agent_->release(*transfer).ok());
+      const auto transfer = must(agent_->make_transfer(op, *here, mine, *there, theirs));
+      ASSERT_TRUE(agent_->post(transfer).ok());
+      ASSERT_EQ(agent_->wait(transfer, kPatience), absl::OkStatus());
+      EXPECT_EQ(agent_->telemetry(transfer)->bytes, kPages * kFilePage);
+      EXPECT_TRUE(agent_->release(transfer).ok());
       if (op == Op::kWrite) {
         const size_t stride = memory_.bytes.size() / kPages;
         for (size_t i = 0; i < kPages; ++i) {
@@ -220,19 +217,17 @@ TEST_F(AgentFilesTest, AFileThatIsAppendedToIsReadAndNotWritten) {
   ASSERT_TRUE(moved(Op::kWrite, kFilePage).ok());
   open("file", O_RDWR | O_APPEND | O_CLOEXEC);
   EXPECT_TRUE(moved(Op::kRead, kFilePage).ok());
-  const auto write = make(Op::kWrite, kFilePage);
-  ASSERT_TRUE(write.ok()) << write.status();
-  EXPECT_TRUE(absl::IsInvalidArgument(agent_->post(*write)));
+  const auto write = must(make(Op::kWrite, kFilePage));
+  EXPECT_TRUE(absl::IsInvalidArgument(agent_->post(write)));
   EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kFilePage);
 }
 
 TEST_F(AgentFilesTest, BytesGoWhereTheFileIsThoughItsNumberIsAnothers) {
-  const auto write = make(Op::kWrite, kFilePage);
-  ASSERT_TRUE(write.ok()) << write.status();
+  const auto write = must(make(Op::kWrite, kFilePage));
   const base::UniqueFd other(::open(folder_.path("other").c_str(), O_RDWR | O_CREAT, 0600));
   ASSERT_EQ(dup2(other.get(), file_.get()), file_.get());
-  ASSERT_TRUE(agent_->post(*write).ok());
-  ASSERT_TRUE(agent_->wait(*write, kPatience).ok());
+  ASSERT_TRUE(agent_->post(write).ok());
+  ASSERT_TRUE(agent_->wait(write, kPatience).ok());
   EXPECT_EQ(std::filesystem::file_size(folder_.path("other")), 0u);
   EXPECT_EQ(std::filesystem::file_size(folder_.path("file")), kFilePage);
 }
@@ -342,16 +337,14 @@ TEST_F(AgentFilesTest, WhatWasAbortedBehindItsLastByteIsDone) {
   await_read();
   ASSERT_TRUE(agent_->abort(read).ok());
   gate_.set_value_once();
-  const absl::Status ended = agent_->wait(read, kPatience);
-  EXPECT_TRUE(ended.ok()) << ended;
+  EXPECT_EQ(agent_->wait(read, kPatience), absl::OkStatus());
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kDone);
   // What does not run is not aborted.
   ASSERT_TRUE(agent_->abort(read).ok());
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kDone);
-  const auto idle = make(Op::kRead, kFilePage);
-  ASSERT_TRUE(idle.ok()) << idle.status();
-  ASSERT_TRUE(agent_->abort(*idle).ok());
-  EXPECT_EQ(*agent_->state(*idle), AgentTransferState::kIdle);
+  const auto idle = must(make(Op::kRead, kFilePage));
+  ASSERT_TRUE(agent_->abort(idle).ok());
+  EXPECT_EQ(*agent_->state(idle), AgentTransferState::kIdle);
 }
 
 // No thread has had it yet: they are all at others.
@@ -423,16 +416,16 @@ TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {
     here.push_back({memory_.address(), 8 << 20, 0});
     there.push_back({i << 18, 8 << 20, fd()});
   }
-  const auto large = agent_->make_transfer(Op::kRead, here, there, "me", {}, MemoryKind::kFile);
-  ASSERT_TRUE(large.ok()) << large.status();
-  ASSERT_TRUE(agent_->post(*large).ok());
+  const auto large =
+      must(agent_->make_transfer(Op::kRead, here, there, "me", {}, MemoryKind::kFile));
+  ASSERT_TRUE(agent_->post(large).ok());
   await_read();
   const auto small = agent_->make_transfer(Op::kRead, {{memory_.address(), 1, 0}},
                                            {{kSmall, 1, fd()}}, "me", {}, MemoryKind::kFile);
   ASSERT_TRUE(agent_->post(*small).ok());
   gate_.set_value_once();
   EXPECT_TRUE(agent_->wait(*small, kPatience).ok());
-  EXPECT_TRUE(agent_->wait(*large, kPatience).ok());
+  EXPECT_TRUE(agent_->wait(large, kPatience).ok());
 }
 
 TEST_F(AgentFilesTest, AnAgentEndsAfterItsFiles) {
@@ -513,8 +506,7 @@ class AgentFilePieces : public AgentFilesTest {
     EXPECT_TRUE(made.ok()) << made.status();
     if (!made.ok()) return 0;
     EXPECT_TRUE(agent_->post(*made).ok());
-    const absl::Status ended = agent_->wait(*made, kPatience);
-    EXPECT_TRUE(ended.ok()) << ended;
+    EXPECT_EQ(agent_->wait(*made, kPatience), absl::OkStatus());
     return agent_->telemetry(*made)->descriptors;
   }
 };

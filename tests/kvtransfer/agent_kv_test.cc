@@ -3,6 +3,7 @@
 // tests/python/kv_plan_test.py.
 #include "kvtransfer/agent_kv.h"
 
+#include "tests/fails_with.h"
 #include "tests/kvtransfer/agent_fixture.h"
 #include "tests/test.h"
 
@@ -26,9 +27,7 @@ struct Cache {
     KvLayout layout = KvLayout::paged(shape, order, KvLayout::Pair::kInBlock, false);
     layout.model.weights = model;
     bytes.resize(layout.buffers[0].bytes);
-    const absl::StatusOr<KvPlacement> made = KvPlacement::of(std::move(layout), {whole()});
-    EXPECT_TRUE(made.ok()) << made.status();
-    place = *made;
+    place = must(KvPlacement::of(std::move(layout), {whole()}));
   }
   Descriptor whole() const { return {reinterpret_cast<uint64_t>(bytes.data()), bytes.size(), 0}; }
   // The first byte of K of a token and head, in layer 0.
@@ -70,14 +69,12 @@ class AgentKvTest : public AgentTest {
 
 TEST_P(AgentKvTest, WritesAndReadsBetweenTwoLayouts) {
   std::iota(here_->bytes.begin(), here_->bytes.end(), uint8_t{1});
-  const auto push = plan(Op::kWrite);
-  ASSERT_TRUE(push.ok()) << push.status();
-  EXPECT_TRUE(push->plan().complete());
-  EXPECT_EQ(push->op(), Op::kWrite);
-  EXPECT_EQ(push->remote_agent(), "beta");
-  const auto write = push->make_transfer(*a_, request(), "all of it");
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(run(*write).ok());
+  const auto push = must(plan(Op::kWrite));
+  EXPECT_TRUE(push.plan().complete());
+  EXPECT_EQ(push.op(), Op::kWrite);
+  EXPECT_EQ(push.remote_agent(), "beta");
+  const auto write = must(push.make_transfer(*a_, request(), "all of it"));
+  ASSERT_TRUE(run(write).ok());
   EXPECT_EQ(heard(*b_, 1)[0].payload, "all of it");
   for (uint64_t token = 0; token < 48; ++token) {
     for (uint64_t head = 0; head < 4; ++head) {
@@ -86,16 +83,14 @@ TEST_P(AgentKvTest, WritesAndReadsBetweenTwoLayouts) {
           << token << " " << head;
     }
   }
-  EXPECT_EQ(a_->telemetry(*write)->bytes, 48 * push->plan().parts()[0].bytes_per_token() * 2);
-  EXPECT_TRUE(a_->release(*write, kLong).ok());
+  EXPECT_EQ(a_->telemetry(write)->bytes, 48 * push.plan().parts()[0].bytes_per_token() * 2);
+  EXPECT_TRUE(a_->release(write, kLong).ok());
 
   const std::vector<uint8_t> before = here_->bytes;
   std::fill(here_->bytes.begin(), here_->bytes.end(), uint8_t{0});
-  const auto pull = plan(Op::kRead);
-  ASSERT_TRUE(pull.ok()) << pull.status();
-  const auto read = pull->make_transfer(*a_, request());
-  ASSERT_TRUE(read.ok()) << read.status();
-  ASSERT_TRUE(run(*read).ok());
+  const auto pull = must(plan(Op::kRead));
+  const auto read = must(pull.make_transfer(*a_, request()));
+  ASSERT_TRUE(run(read).ok());
   for (const int64_t block : mine_blocks_) {
     const uint64_t stride = here_->place.layout.groups[0].fields[0].block_stride;
     const auto from = static_cast<std::ptrdiff_t>(static_cast<uint64_t>(block) * stride);
@@ -108,18 +103,16 @@ TEST_P(AgentKvTest, WritesAndReadsBetweenTwoLayouts) {
 // Of a sequence of so many tokens the blocks may have more.
 TEST_P(AgentKvTest, ALengthEndsWhatIsMoved) {
   std::iota(here_->bytes.begin(), here_->bytes.end(), uint8_t{1});
-  const auto push = plan(Op::kWrite);
-  ASSERT_TRUE(push.ok()) << push.status();
+  const auto push = must(plan(Op::kWrite));
   AgentKvRequest some = request();
   some.length = 33;  // of 48 for which both have blocks
-  const auto write = push->make_transfer(*a_, some);
-  ASSERT_TRUE(write.ok()) << write.status();
-  ASSERT_TRUE(run(*write).ok());
-  const uint64_t unit = push->plan().parts()[0].unit;
+  const auto write = must(push.make_transfer(*a_, some));
+  ASSERT_TRUE(run(write).ok());
+  const uint64_t unit = push.plan().parts()[0].unit;
   const uint64_t moved = (33 + unit - 1) / unit * unit;
-  EXPECT_EQ(a_->telemetry(*write)->bytes, moved * push->plan().parts()[0].bytes_per_token() * 2);
+  EXPECT_EQ(a_->telemetry(write)->bytes, moved * push.plan().parts()[0].bytes_per_token() * 2);
   some.tokens = {0, 33};
-  EXPECT_TRUE(push->make_transfer(*a_, some).ok());
+  EXPECT_TRUE(push.make_transfer(*a_, some).ok());
 }
 
 // Memory of a device may have the address of some of the host's.
@@ -131,20 +124,15 @@ TEST_P(AgentKvTest, WhatIsRegisteredAsMemoryOfTheHostIsNoDevices) {
   theirs.layout.buffers[1].device = KvDevice::kCuda;
   theirs.addresses.push_back(theirs.addresses[0]);
   ASSERT_TRUE(theirs.check().ok()) << theirs.check();
-  const absl::Status status =
-      AgentKvPlan::make(*a_, Op::kWrite, here_->place, "beta", theirs).status();
-  EXPECT_TRUE(absl::IsNotFound(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("buffer 1 of the layout"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("registered VRAM range"));
+  EXPECT_THAT(AgentKvPlan::make(*a_, Op::kWrite, here_->place, "beta", theirs).status(),
+              fails_with(Code::kNotFound, {"buffer 1 of the layout", "registered VRAM range"}));
 }
 
 TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
-  const auto push = plan(Op::kWrite);
-  ASSERT_TRUE(push.ok()) << push.status();
+  const auto push = must(plan(Op::kWrite));
   const auto refused = [&](const AgentKvRequest& request, const char* why) {
-    const auto made = push->make_transfer(*a_, request);
-    EXPECT_TRUE(absl::IsInvalidArgument(made.status())) << made.status();
-    EXPECT_THAT(std::string(made.status().message()), HasSubstr(why));
+    EXPECT_THAT(push.make_transfer(*a_, request).status(),
+                fails_with(Code::kInvalidArgument, {why}));
   };
   const std::vector<int64_t> bad{0, 8}, worse{-1};
   AgentKvRequest one = request();
@@ -173,11 +161,11 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   one.remote.emplace_back();
   refused(one, "2 lists of remote blocks");
   EXPECT_TRUE(absl::IsInvalidArgument(
-      push->make_transfer(*a_, request(), std::string(kMaxAgentMessage + 1, 'x')).status()));
+      push.make_transfer(*a_, request(), std::string(kMaxAgentMessage + 1, 'x')).status()));
   one = request();
   one.local[0].first_block = uint64_t{1} << 33;
   refused(one, "would be number");
-  EXPECT_TRUE(absl::IsInvalidArgument(push->make_transfer(*b_, request()).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(push.make_transfer(*b_, request()).status()));
   EXPECT_EQ(a_->stats().transfers, 0u);
 
   const auto made = [&](Op op, const KvPlacement& local, const KvPlacement& remote) {
@@ -190,17 +178,15 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(made(Op::kRead, here_->place, broken)));
   for (const absl::Status& status : {made(Op::kWrite, here_->place, here_->place),
                                      made(Op::kWrite, there_->place, there_->place)}) {
-    EXPECT_TRUE(absl::IsNotFound(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("not within one registered DRAM range"));
+    EXPECT_THAT(status, fails_with(Code::kNotFound, {"not within one registered DRAM range"}));
   }
 
   Cache other(kShape, KvLayout::Order::kNhd, "another model");
   ASSERT_TRUE(a_->register_memory({other.whole()}).ok());
-  const auto misfit = AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place);
-  EXPECT_TRUE(absl::IsFailedPrecondition(misfit.status())) << misfit.status();
-  EXPECT_THAT(std::string(misfit.status().message()), HasSubstr("another model"));
+  EXPECT_THAT(AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place).status(),
+              fails_with(Code::kFailedPrecondition, {"another model"}));
   a_->remove_remote("beta");
-  EXPECT_TRUE(absl::IsNotFound(push->make_transfer(*a_, request()).status()));
+  EXPECT_TRUE(absl::IsNotFound(push.make_transfer(*a_, request()).status()));
   EXPECT_TRUE(absl::IsNotFound(plan(Op::kRead).status()));
 }
 
@@ -210,10 +196,9 @@ INSTANTIATE_TEST_SUITE_P(Providers, AgentKvTest, ::testing::ValuesIn(every_provi
 TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
   const Cache cache(kShape, KvLayout::Order::kNhd);
   const std::string good = cache.place.encode();
-  const auto again = KvPlacement::decode(good);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->layout, cache.place.layout);
-  EXPECT_EQ(again->addresses, cache.place.addresses);
+  const auto again = must(KvPlacement::decode(good));
+  EXPECT_EQ(again.layout, cache.place.layout);
+  EXPECT_EQ(again.addresses, cache.place.addresses);
   for (const std::string& none : {std::string(), good.substr(0, 17), "BATONKVQ" + good.substr(8)}) {
     EXPECT_THAT(std::string(KvPlacement::decode(none).status().message()),
                 HasSubstr("not a KV layout"));
@@ -230,9 +215,8 @@ TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
   // Whole, but of nonsense: with two addresses for one buffer.
   KvPlacement odd = cache.place;
   odd.addresses.push_back(1);
-  const absl::Status status = KvPlacement::decode(odd.encode()).status();
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("2 addresses for the 1 buffers"));
+  EXPECT_THAT(KvPlacement::decode(odd.encode()).status(),
+              fails_with(Code::kDataLoss, {"2 addresses for the 1 buffers"}));
   odd = cache.place;
   odd.addresses[0] = UINT64_MAX - 5;
   EXPECT_TRUE(absl::IsInvalidArgument(odd.check()));
@@ -259,15 +243,13 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   const std::vector<uint64_t> keys{address(0, 0), address(0, 1)};
   const std::vector<uint64_t> values{address(1, 0), address(1, 1)};
   const Descriptor wide{start - 100, cache.bytes.size() + 100, 0};
-  const auto found = KvPlacement::of_addresses(group, {keys, values}, {wide});
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->layout.groups[0].fields[1].places[1].offset, values[1] - wide.address);
+  const auto found = must(KvPlacement::of_addresses(group, {keys, values}, {wide}));
+  EXPECT_EQ(found.layout.groups[0].fields[1].places[1].offset, values[1] - wide.address);
   // Of several buffers, the first that has all of it; one that has its beginning is said to be too
   // small, also where another one begins later.
   const Descriptor small{start, 100, 0}, later{values[1] + 8, cache.bytes.size(), 0};
-  const auto whole = KvPlacement::of_addresses(group, {keys, values}, {small, later, wide});
-  ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_EQ(whole->layout.groups[0].fields[1].places[1].buffer, 2u);
+  const auto whole = must(KvPlacement::of_addresses(group, {keys, values}, {small, later, wide}));
+  EXPECT_EQ(whole.layout.groups[0].fields[1].places[1].buffer, 2u);
   EXPECT_EQ(KvPlacement::of_addresses(group, {keys, values}, {wide, small, wide})
                 ->layout.groups[0]
                 .fields[0]
@@ -287,8 +269,7 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   }
   for (const auto& fields : {std::vector<absl::Span<const uint64_t>>{keys}, {keys, values, keys}}) {
     const absl::Status status = KvPlacement::of_addresses(group, fields, {wide}).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("fields for a group that has 2"));
+    EXPECT_THAT(status, fails_with(Code::kInvalidArgument, {"fields for a group that has 2"}));
   }
   EXPECT_TRUE(absl::IsInvalidArgument(
       KvPlacement::of(cache.place.layout, {wide}, MemoryKind::kFile).status()));

@@ -187,10 +187,9 @@ struct HurriedAgent {
   explicit HurriedAgent(AgentOptions options) {
     options.worker.name = options.name;
     options.worker.clock = &clock;
-    auto made = Worker::create(options.worker);
-    EXPECT_TRUE(made.ok()) << made.status();
-    worker = made->get();
-    agent = *Agent::create(*std::move(made), options);
+    auto made = must(Worker::create(options.worker));
+    worker = made.get();
+    agent = *Agent::create(std::move(made), options);
   }
   absl::Status notify(std::string_view who, std::string_view message) {
     std::atomic<bool> over{false};
@@ -219,8 +218,7 @@ TEST(Agent, ALargeMessageForWhichNoRoomComesIsRefused) {
   const auto b = make_agent(agent_options("beta", "tcp", false));
   introduce(*a.agent, *b);
   for (size_t i = 0; i < AgentAssembler::kMaxHeld / kMaxAgentMessage; ++i) {
-    const absl::Status sent = a.agent->notify("beta", std::string(kMaxAgentMessage, 'l'));
-    ASSERT_TRUE(sent.ok()) << sent;
+    ASSERT_EQ(a.agent->notify("beta", std::string(kMaxAgentMessage, 'l')), absl::OkStatus());
   }
   const absl::Status refused = a.notify("beta", std::string(kMaxAgentMessage, 'm'));
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;

@@ -12,14 +12,13 @@ void use(Agent& agent) {
   std::vector<uint8_t> bytes(4096);
   const Descriptor range{reinterpret_cast<uint64_t>(bytes.data()), bytes.size(), 0};
   ASSERT_TRUE(agent.register_memory({range}).ok());
-  const auto list = agent.prepare_local({range});
-  ASSERT_TRUE(list.ok());
+  const auto list = must(agent.prepare_local({range}));
   EXPECT_TRUE(agent.metadata().ok());
   EXPECT_FALSE(agent.has_remote("absent"));
   EXPECT_TRUE(agent.messages().empty());
   EXPECT_EQ(agent.stats().lists, 1U);
   EXPECT_TRUE(agent.send_metadata("127.0.0.1:1").ok());
-  EXPECT_TRUE(agent.release_list(*list).ok());
+  EXPECT_TRUE(agent.release_list(list).ok());
   EXPECT_TRUE(agent.deregister_memory({range}).ok());
 }
 

@@ -11,8 +11,7 @@ namespace baton::kvtransfer {
 struct AgentMemory {
   AgentMemory(Agent& agent, size_t size, int seed) : bytes(size) {
     for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<uint8_t>((i * 7 + seed) % 251);
-    const absl::Status status = agent.register_memory({{address(), size, 0}});
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(agent.register_memory({{address(), size, 0}}), absl::OkStatus());
   }
   uint64_t address(size_t offset = 0) const {
     return reinterpret_cast<uint64_t>(bytes.data()) + offset;
@@ -61,9 +60,8 @@ inline std::string listener_of(const Agent& agent) {
 }
 
 inline std::string introduce(Agent& to, Agent& who) {
-  const absl::StatusOr<std::string> metadata = who.metadata();
-  EXPECT_TRUE(metadata.ok()) << metadata.status();
-  const absl::StatusOr<std::string> name = to.add_remote(*metadata);
+  const auto metadata = must(who.metadata());
+  const absl::StatusOr<std::string> name = to.add_remote(metadata);
   EXPECT_TRUE(name.ok()) << name.status();
   return name.value_or("");
 }

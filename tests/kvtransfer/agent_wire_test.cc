@@ -6,6 +6,7 @@
 #include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/fails_with.h"
 #include "tests/test.h"
 #include "transport/base/wire.h"
 
@@ -37,25 +38,23 @@ TEST(AgentMetadata, TheKindOfARangeIsItsRegions) {
   AgentMetadata before = some_metadata();
   before.ranges[1].second.kind = baton::MemoryKind::kDevice;
   before.ranges[1].second.direct = true;
-  const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(kind_of(after->ranges[0].second), MemoryKind::kDram);
-  EXPECT_EQ(kind_of(after->ranges[1].second), MemoryKind::kVram);
-  EXPECT_EQ(after->ranges[1].first.device, 1u);
-  EXPECT_EQ(kind_of(after->ranges[2].second), MemoryKind::kDram);
+  const auto after = must(AgentMetadata::decode(before.encode(key_of('k')), key_of('k')));
+  EXPECT_EQ(kind_of(after.ranges[0].second), MemoryKind::kDram);
+  EXPECT_EQ(kind_of(after.ranges[1].second), MemoryKind::kVram);
+  EXPECT_EQ(after.ranges[1].first.device, 1u);
+  EXPECT_EQ(kind_of(after.ranges[2].second), MemoryKind::kDram);
 }
 
 // Byte for byte what agents sent before they took memory of devices.
 TEST(AgentMetadata, ThatOfOlderAgentsLoads) {
-  const auto old = AgentMetadata::decode_body(absl::HexStringToBytes(
+  const auto old = must(AgentMetadata::decode_body(absl::HexStringToBytes(
       "00000102030405060708090a0b0c0d0e0f070070726566696c6c08006261746f6e313a78010000000010000000"
       "0000006400000000000000000000000000000000"
       "0102030405060708090a0b0c0d0e0f4d000000000000006400000000000000000000000100000003000000000000"
-      "00"));
-  ASSERT_TRUE(old.ok()) << old.status();
-  ASSERT_EQ(old->ranges.size(), 1u);
-  EXPECT_EQ(old->ranges[0].first, (Descriptor{0x1000, 100, 0}));
-  EXPECT_EQ(kind_of(old->ranges[0].second), MemoryKind::kDram);
+      "00")));
+  ASSERT_EQ(old.ranges.size(), 1u);
+  EXPECT_EQ(old.ranges[0].first, (Descriptor{0x1000, 100, 0}));
+  EXPECT_EQ(kind_of(old.ranges[0].second), MemoryKind::kDram);
 }
 
 // Promise(agents): Damaged or foreign metadata is refused | its last 32 bytes are an HMAC under the
@@ -110,9 +109,8 @@ TEST(AgentMessages, LongOnesComeInPartsInAnyOrder) {
     AgentFrame out;
     for (size_t i = 0; i < frames.size(); ++i) {
       EXPECT_LE(frames[i].size(), kMaxNotification);
-      const absl::StatusOr<bool> whole = parts.add(frames[i], out);
-      ASSERT_TRUE(whole.ok()) << whole.status();
-      EXPECT_EQ(*whole, i + 1 == frames.size());
+      const auto whole = must(parts.add(frames[i], out));
+      EXPECT_EQ(whole, i + 1 == frames.size());
     }
     EXPECT_EQ(out.kind, AgentFrameKind::kMetadata);
     EXPECT_EQ(out.payload, message);
@@ -256,9 +254,8 @@ class ForgedParts : public ::testing::Test {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   }
   void taken(const std::string& frame, bool complete = false) {
-    const absl::StatusOr<bool> whole = parts_.add(frame, out_);
-    ASSERT_TRUE(whole.ok()) << whole.status();
-    EXPECT_EQ(*whole, complete);
+    const auto whole = must(parts_.add(frame, out_));
+    EXPECT_EQ(whole, complete);
   }
   AgentAssembler parts_;
   AgentFrame out_;
@@ -337,9 +334,8 @@ TEST(ListsThatOverflow, AreRefusedByNumber) {
   // Counted before they are read.
   const Descriptor first{kAt, 8, 0};
   const absl::Span<const Descriptor> endless(&first, size_t{1} << 32);
-  const absl::Status status = make_agent_list(ranges, endless, "me").status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(status.message(), HasSubstr("4294967296 descriptors are too many"));
+  EXPECT_THAT(make_agent_list(ranges, endless, "me").status(),
+              fails_with(Code::kInvalidArgument, {"4294967296 descriptors are too many"}));
 }
 
 }  // namespace

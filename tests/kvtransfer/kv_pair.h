@@ -33,9 +33,7 @@ inline BatonConnectorOptions options_for(const std::string& provider, const std:
 }
 
 inline std::unique_ptr<KvConnector> make_or_fail(const BatonConnectorOptions& options) {
-  auto connector = make_baton_connector(options);
-  EXPECT_TRUE(connector.ok()) << connector.status();
-  return connector.ok() ? *std::move(connector) : nullptr;
+  return must(make_baton_connector(options));
 }
 
 struct KvPairOptions {

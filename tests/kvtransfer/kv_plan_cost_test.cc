@@ -82,8 +82,7 @@ TEST(KvPlanCost, ALargePlanIsMadeOnceAndPostedWithoutAllocating) {
   auto from = make_worker(fabric, 0);
   auto to = make_worker(fabric, 1);
   const KvLayout target = shard(8, 3, false);
-  const auto plan = KvPlan::make(source, target);
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto plan = must(KvPlan::make(source, target));
   Reserved here(source.bytes()), there(target.bytes());
   ASSERT_NE(here.data, MAP_FAILED);
   ASSERT_NE(there.data, MAP_FAILED);
@@ -94,13 +93,13 @@ TEST(KvPlanCost, ALargePlanIsMadeOnceAndPostedWithoutAllocating) {
   const std::vector<uint32_t> sources = scattered(1), targets = scattered(2);
   size_t moves = 0;
   const auto post = [&] {
-    return plan->for_each_move(0, {0, uint64_t{kBlocks} * 16}, {0, sources}, {0, targets},
-                               KvPlan::kAllLayers, [&](const KvMove& move) {
-                                 ++moves;
-                                 request.local_layout = move.source;
-                                 request.remote_layout = move.target;
-                                 return from->submit(request).status();
-                               });
+    return plan.for_each_move(0, {0, uint64_t{kBlocks} * 16}, {0, sources}, {0, targets},
+                              KvPlan::kAllLayers, [&](const KvMove& move) {
+                                ++moves;
+                                request.local_layout = move.source;
+                                request.remote_layout = move.target;
+                                return from->submit(request).status();
+                              });
   };
   ASSERT_TRUE(post().ok());
   const uint64_t before = allocations;

@@ -55,10 +55,9 @@ TEST(KvPlan, EqualLayoutsMoveWholeBlocks) {
        {KvLayout::transposed_keys(shape_of(16)), KvLayout::dense(3, 12, 16, 8, 99, "x"),
         KvLayout::paged(shape_of(16), Order::kNhd, Pair::kInBlock, false),
         KvLayout::paged(shape_of(16), Order::kHnd, Pair::kJoined, false)}) {
-    const auto plan = KvPlan::make(layout, layout);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_TRUE(plan->complete());
-    const std::vector<KvMove> moves = moves_of(*plan, 128, kPages);
+    const auto plan = must(KvPlan::make(layout, layout));
+    EXPECT_TRUE(plan.complete());
+    const std::vector<KvMove> moves = moves_of(plan, 128, kPages);
     ASSERT_EQ(moves.size(), 1u);
     EXPECT_EQ(moves[0].layers, 3u);
     EXPECT_EQ(pieces_of(moves[0]), 24u);
@@ -96,17 +95,16 @@ TEST(KvPlan, LayersInsideABlockJoinIt) {
 TEST(KvPlan, BlocksOfDifferentSizesAreOneTransfer) {
   const auto small = KvLayout::paged(shape_of(8), Order::kNhd, Pair::kInBlock, false);
   const auto large = KvLayout::paged(shape_of(32), Order::kNhd, Pair::kInBlock, false);
-  const auto plan = KvPlan::make(small, large);
-  ASSERT_TRUE(plan.ok());
-  EXPECT_EQ(plan->parts()[0].unit, 8u);
+  const auto plan = must(KvPlan::make(small, large));
+  EXPECT_EQ(plan.parts()[0].unit, 8u);
   size_t moves = 0;
   const std::vector<uint32_t> there = {4, 6};
-  ASSERT_TRUE(plan->for_each_move(0, {0, 64}, {0, kPages}, {0, there}, KvPlan::kAllLayers,
-                                  [&](const KvMove& move) {
-                                    ++moves;
-                                    EXPECT_EQ(pieces_of(move), 8u * 3);
-                                    return absl::OkStatus();
-                                  })
+  ASSERT_TRUE(plan.for_each_move(0, {0, 64}, {0, kPages}, {0, there}, KvPlan::kAllLayers,
+                                 [&](const KvMove& move) {
+                                   ++moves;
+                                   EXPECT_EQ(pieces_of(move), 8u * 3);
+                                   return absl::OkStatus();
+                                 })
                   .ok());
   EXPECT_EQ(moves, 2u);  // K and V
 }
@@ -179,12 +177,11 @@ TEST(KvPlan, PagesThatAreNotThereAreRefused) {
 }
 
 TEST(KvPlan, ShardsWithoutCommonHeadsOweEachOtherNothing) {
-  const auto plan = KvPlan::make(KvLayout::transposed_keys(shape_of(16, 0, 4)),
-                                 KvLayout::transposed_keys(shape_of(16, 4, 4)));
-  ASSERT_TRUE(plan.ok());
-  EXPECT_FALSE(plan->complete());
-  EXPECT_TRUE(moves_of(*plan, 128, kPages).empty());
-  EXPECT_EQ(plan->parts()[0].bytes_per_token(), 0u);
+  const auto plan = must(KvPlan::make(KvLayout::transposed_keys(shape_of(16, 0, 4)),
+                                      KvLayout::transposed_keys(shape_of(16, 4, 4))));
+  EXPECT_FALSE(plan.complete());
+  EXPECT_TRUE(moves_of(plan, 128, kPages).empty());
+  EXPECT_EQ(plan.parts()[0].bytes_per_token(), 0u);
 }
 
 TEST(KvPlan, EveryHeadIsSentByOneRankWhateverTheDegrees) {
@@ -265,31 +262,29 @@ std::vector<uint32_t> sums_of(const KvChecksums& sums, KvChecksums::Side side, c
     addresses.push_back(reinterpret_cast<uint64_t>(buffer.data()));
   }
   std::vector<uint32_t> out;
-  const absl::Status status =
-      sums.add(side, addresses, tokens, {rank.first_block[0], rank.pages[0]}, layer, out);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(sums.add(side, addresses, tokens, {rank.first_block[0], rank.pages[0]}, layer, out),
+            absl::OkStatus());
   return out;
 }
 
 // What has moved has the same checksums at both ends; with one byte of it wrong it has not.
 void check_sums(const Rank& source, Rank& target, const KvShare& share, KvTokens tokens,
                 uint64_t wrong_byte) {
-  const auto sums = KvChecksums::make(source.layout, target.layout, share);
-  ASSERT_TRUE(sums.ok()) << sums.status();
-  if (sums->unit() == 0) return;
+  const auto sums = must(KvChecksums::make(source.layout, target.layout, share));
+  if (sums.unit() == 0) return;
   for (const uint32_t layer : target.layout.groups[0].layers) {
-    const auto sent = sums_of(*sums, KvChecksums::Side::kSource, source, tokens, layer);
+    const auto sent = sums_of(sums, KvChecksums::Side::kSource, source, tokens, layer);
     const auto here = [&] {
-      return sums_of(*sums, KvChecksums::Side::kTarget, target, tokens, layer);
+      return sums_of(sums, KvChecksums::Side::kTarget, target, tokens, layer);
     };
     EXPECT_FALSE(sent.empty());
     ASSERT_EQ(here(), sent);
     // The first head that moves, in its first token.
-    const KvPart& part = sums->plan().parts()[0];
+    const KvPart& part = sums.plan().parts()[0];
     const KvGroup& group = target.layout.groups[0];
     const KvField& field = group.fields[part.boxes[0].target_field];
     uint32_t index = 0;
-    ASSERT_NE(sums->plan().find_layer(layer, &index), nullptr);
+    ASSERT_NE(sums.plan().find_layer(layer, &index), nullptr);
     const KvPlace& place = field.places[part.layers[index].target_index];
     const uint64_t at =
         offset_of(group, field, part.layers[index].target_index,
@@ -462,11 +457,11 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
       uint64_t to_count = 0;
       for (uint32_t rank = 0; rank < ranks; ++rank) {
         const Rank& source = sources[rank];
-        const auto plan = KvPlan::make(source.layout, target.layout, {ranks, rank, test.turn()});
-        ASSERT_TRUE(plan.ok()) << plan.status();
-        EXPECT_TRUE(plan->complete());
-        for (size_t p = 0; p < plan->parts().size(); ++p) {
-          const KvPart& part = plan->parts()[p];
+        const auto plan =
+            must(KvPlan::make(source.layout, target.layout, {ranks, rank, test.turn()}));
+        EXPECT_TRUE(plan.complete());
+        for (size_t p = 0; p < plan.parts().size(); ++p) {
+          const KvPart& part = plan.parts()[p];
           if (part.heads.empty()) continue;
           const size_t from = part.source_group;
           const size_t to = part.target_group;
@@ -475,7 +470,7 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
           const KvTokens rounded{kept.begin / part.unit * part.unit,
                                  (kept.end + part.unit - 1) / part.unit * part.unit};
           put(expected, to, rounded);
-          const absl::Status status = plan->for_each_move(
+          const absl::Status status = plan.for_each_move(
               p, kept, {source.first_block[from], source.pages[from]},
               {target.first_block[to], target.pages[to]}, KvPlan::kAllLayers,
               [&](const KvMove& move) {
@@ -493,7 +488,7 @@ TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
                 return absl::OkStatus();
               });
           ASSERT_TRUE(status.ok()) << status;
-          if (plan->source().groups.size() == 1) {
+          if (plan.source().groups.size() == 1) {
             check_sums(source, target, {ranks, rank, test.turn()}, kept, seed);
           }
         }

@@ -1,14 +1,13 @@
 // Two processes: prefill in one, decode in the other, and kill -9 for either of them.
 #include <iostream>
 
+#include "tests/fails_with.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/peer_process.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
-
-using ::testing::HasSubstr;
 
 // This program once more, as an engine that runs until it is killed: started anew, because a
 // library below a provider may not survive a fork.
@@ -73,8 +72,7 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
     for (KvRequestId id = 1; id <= 20; ++id) {
       ASSERT_TRUE(decode.start(load_of(id, address, pull), 60).ok());
       for (uint32_t layer = 0; layer < 6; ++layer) {
-        const absl::Status status = connector->wait_for_layer(id, layer);
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(connector->wait_for_layer(id, layer), absl::OkStatus());
         EXPECT_GT(connector->layers_loaded(id), layer);
       }
       until(decode, [&] { return decode.open() == 0; });
@@ -97,8 +95,7 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   until(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; });
   first.kill_it();
   const absl::Status status = connector->wait_for_layer(1, 5);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("prefill-0"));
+  EXPECT_THAT(status, fails_with(Code::kUnavailable, {"prefill-0"}));
   until(decode, [&] { return decode.open() == 0; });
   EXPECT_FALSE(decode.load(2).status.ok());
   EXPECT_EQ(decode.cache().free_blocks(), 80u);

@@ -48,9 +48,7 @@ std::vector<Setup> contract_setups() {
 
 void NetRig::start(const Setup& setup) {
   if (!setup.library.empty()) {
-    absl::StatusOr<AnyNet> loaded = AnyNet::load(setup.library, setup.version);
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    net_ = *std::move(loaded);
+    net_ = must(AnyNet::load(setup.library, setup.version));
   } else {
     net_.emplace(table_of(setup.version), setup.version);
     own_ = true;

@@ -29,9 +29,8 @@ class GatheringTest : public testing::Test {
       if (at->connection != connection) continue;
       const auto messages = at->messages;
       answers_.erase(at);
-      const auto first = decode_message(messages->front());
-      EXPECT_TRUE(first.ok()) << first.status();
-      if (first->type == MessageType::kRefusal) return decode_refusal(first->body);
+      const auto first = must(decode_message(messages->front()));
+      if (first.type == MessageType::kRefusal) return decode_refusal(first.body);
       EXPECT_EQ(3, messages->size());
       return absl::OkStatus();
     }
@@ -168,10 +167,9 @@ TEST(RankInfo, SurvivesEncoding) {
   info.worker_address = "baton1:abc";
   info.payload = std::string("\0\1\2", 3);
   const std::string bytes = info.encode();
-  const auto again = RankInfo::decode(bytes);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(bytes, again->encode());
-  EXPECT_EQ(info.payload, again->payload);
+  const auto again = must(RankInfo::decode(bytes));
+  EXPECT_EQ(bytes, again.encode());
+  EXPECT_EQ(info.payload, again.payload);
   for (size_t cut = 0; cut < bytes.size(); ++cut) {
     EXPECT_FALSE(RankInfo::decode(bytes.substr(0, cut)).ok()) << cut;
   }

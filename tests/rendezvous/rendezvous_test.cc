@@ -45,9 +45,7 @@ RankInfo info_of(uint32_t rank, uint32_t ranks, uint64_t generation = 0) {
 }
 
 std::unique_ptr<RendezvousServer> serve(uint32_t ranks) {
-  auto server = RendezvousServer::start(key(), "", 0, ranks);
-  EXPECT_TRUE(server.ok()) << server.status();
-  return *std::move(server);
+  return must(RendezvousServer::start(key(), "", 0, ranks));
 }
 
 std::future<RankInfos> acceptor(const RendezvousServer& server, const RankInfo& info,
@@ -220,9 +218,8 @@ TEST(Rendezvous, OneRankMeetsItselfWithAndWithoutAServer) {
 
 TEST(Rendezvous, AServerOnEveryInterfaceSaysAnAddressThatWorks) {
   for (const char* host : {"*", "0.0.0.0"}) {
-    const auto server = RendezvousServer::start(key(), host, 0, 2);
-    ASSERT_TRUE(server.ok()) << server.status();
-    expect_generation_meets(**server, 2, 0);
+    const auto server = must(RendezvousServer::start(key(), host, 0, 2));
+    expect_generation_meets(*server, 2, 0);
   }
 }
 
@@ -247,9 +244,8 @@ TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
   const std::string address = absl::StrCat("127.0.0.1:", quiet_port());
   auto early =
       std::async(std::launch::async, [&] { return meet(address, key(), info_of(1, 2), kPatient); });
-  const auto server = RendezvousServer::start_at(key(), address, 2);
-  ASSERT_TRUE(server.ok()) << server.status();
-  EXPECT_EQ(address, (*server)->address());
+  const auto server = must(RendezvousServer::start_at(key(), address, 2));
+  EXPECT_EQ(address, server->address());
   EXPECT_TRUE(meet(address, key(), info_of(0, 2), kPatient).ok());
   EXPECT_TRUE(early.get().ok());
 }
@@ -323,17 +319,16 @@ TEST(Rendezvous, ARankThatLeavesWhileItWaitsMayComeAgain) {
 
 // More callers than there are places are there before the service looks; they have one address.
 TEST(Rendezvous, AFloodPushesOutNoRankThatHasBegunToSpeak) {
-  auto service = launch::RendezvousService::listen(key(), "", 0, 2);
-  ASSERT_TRUE(service.ok()) << service.status();
-  const base::UniqueFd rank(dial((*service)->address()));
+  auto service = must(launch::RendezvousService::listen(key(), "", 0, 2));
+  const base::UniqueFd rank(dial(service->address()));
   net::Handshake handshake(net::Handshake::Role::kClient, key(), launch::rendezvous_hello());
   ASSERT_TRUE(send_all(rank.get(), handshake.to_send()));
   std::vector<base::UniqueFd> strangers;
-  for (int i = 0; i < 100; ++i) strangers.emplace_back(dial((*service)->address()));
+  for (int i = 0; i < 100; ++i) strangers.emplace_back(dial(service->address()));
   pollfd turned_away{strangers[35].get(), POLLIN, 0};  // of 101 callers for 64 places: 37 go
   pollfd answered{rank.get(), POLLIN, 0};
   until([&] { return ::poll(&turned_away, 1, 0) > 0 && ::poll(&answered, 1, 0) > 0; },
-        [&] { (*service)->run_once({}, Clock::steady().now() + std::chrono::milliseconds(10)); });
+        [&] { service->run_once({}, Clock::steady().now() + std::chrono::milliseconds(10)); });
   char answer[1024];
   EXPECT_GT(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), 0) << "never heard";
   EXPECT_EQ(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), -1) << "hung up on";

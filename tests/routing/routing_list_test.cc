@@ -10,15 +10,14 @@ namespace baton::engine::serve {
 namespace {
 
 TEST(WorkerList, SaysRolesAndAddresses) {
-  const auto listed = router::parse_worker_list(
+  const auto listed = must(router::parse_worker_list(
       "# ours\n\n  prefill http://10.0.0.1:8001\r\ndecode\thttp://[::1]:8002 # the quick one\n"
-      "decode http://h/\n");
-  ASSERT_TRUE(listed.ok()) << listed.status();
-  ASSERT_EQ(listed->prefill.size(), 1u);
-  EXPECT_EQ(listed->prefill[0].text(), "http://10.0.0.1:8001");
-  ASSERT_EQ(listed->decode.size(), 2u);
-  EXPECT_EQ(listed->decode[0].text(), "http://[::1]:8002");
-  EXPECT_EQ(listed->decode[1].text(), "http://h:80");
+      "decode http://h/\n"));
+  ASSERT_EQ(listed.prefill.size(), 1u);
+  EXPECT_EQ(listed.prefill[0].text(), "http://10.0.0.1:8001");
+  ASSERT_EQ(listed.decode.size(), 2u);
+  EXPECT_EQ(listed.decode[0].text(), "http://[::1]:8002");
+  EXPECT_EQ(listed.decode[1].text(), "http://h:80");
 }
 
 TEST(WorkerList, RefusesWhatMayBeAMistake) {

@@ -17,9 +17,7 @@ using Kind = Step::Kind;
 
 proof::VerifyReport proven(const ScheduleSpec& spec,
                            uint32_t sampled_parts = proof::kSampledParts) {
-  const auto report = proof::verify(spec, sampled_parts);
-  EXPECT_TRUE(report.ok()) << report.status();
-  return report.value_or(proof::VerifyReport{});
+  return must(proof::verify(spec, sampled_parts));
 }
 
 uint32_t log2_up(uint32_t n) {

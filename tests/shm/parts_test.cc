@@ -82,13 +82,12 @@ TEST(MemoryFile, MapsOnlyWhatCannotShrink) {
 }
 
 TEST(MemoryFile, AControlSegmentIsWritableByItsOwnerOnly) {
-  auto file = create_file("t", 4096);
-  ASSERT_TRUE(file.ok()) << file.status();
-  forbid_new_writers(file->fd.get());
+  auto file = must(create_file("t", 4096));
+  forbid_new_writers(file.fd.get());
   using Protection = MappedFile::Protection;
-  EXPECT_FALSE(MappedFile::map(file->fd.get(), 4096, Protection::kReadWrite, "file").ok());
-  auto map = MappedFile::map(file->fd.get(), 4096, Protection::kReadOnly, "file").value();
-  file->mapping.data()[7] = std::byte{42};
+  EXPECT_FALSE(MappedFile::map(file.fd.get(), 4096, Protection::kReadWrite, "file").ok());
+  auto map = MappedFile::map(file.fd.get(), 4096, Protection::kReadOnly, "file").value();
+  file.mapping.data()[7] = std::byte{42};
   EXPECT_EQ(map.data()[7], std::byte{42});
 }
 
@@ -129,9 +128,8 @@ TEST(NotifyRing, PushedDataIsReadAfterAnUnannouncedClose) {
 
 // A process that has ended is no reason to look for one in another namespace.
 TEST(Cma, APeerThatHasEndedIsUnavailable) {
-  const auto gate = Gate::create();
-  ASSERT_TRUE(gate.ok()) << gate.status();
-  CmaPeer peer{.pid = getpid(), .gate = gate->address(), .nonce = gate->nonce()};
+  const auto gate = must(Gate::create());
+  CmaPeer peer{.pid = getpid(), .gate = gate.address(), .nonce = gate.nonce()};
   EXPECT_TRUE(probe_cma(peer).ok()) << probe_cma(peer);
   const pid_t child = base::fork_child();
   ASSERT_GE(child, 0);

@@ -1,4 +1,5 @@
 // Two shm providers in one process: what a rail moves, refuses, cancels and holds back.
+#include "tests/fails_with.h"
 #include "tests/shm/shm_node.h"
 #include "tests/test.h"
 #include "transport/shm/memory_file.h"
@@ -61,9 +62,7 @@ TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
   ConnectionSegment* segment = connection_segment();
   ASSERT_NE(segment, nullptr);
   segment->from_client.busy.store(entry->index + 1);  // and there `a` stops
-  const absl::Status status = b.remove(entry);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("end that process"));
+  EXPECT_THAT(b.remove(entry), fails_with(Code::kUnavailable, {"end that process"}));
   EXPECT_THAT(b.down, testing::Not(testing::IsEmpty()));  // it is cut off
 }
 
@@ -84,9 +83,7 @@ TEST(ShmFence, KnowsOfACopyWhoseConnectionIsClosed) {
   EXPECT_LT(Clock::steady().now() - began, std::chrono::milliseconds(900)) << "a second, once";
   EXPECT_EQ(b.down.size(), 1u);
   EXPECT_EQ(b.remove(unused), absl::OkStatus());
-  const absl::Status status = b.remove(entry);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("end that process"));
+  EXPECT_THAT(b.remove(entry), fails_with(Code::kUnavailable, {"end that process"}));
   // Another region may have its number now.
   EXPECT_EQ(b.remove(b.add(memory)), absl::OkStatus());
 }
@@ -97,13 +94,12 @@ TEST(ShmFence, KnowsOfACopyWhoseConnectionIsClosed) {
 TEST(ShmMany, ALongSilentPeerStillWorks) {
   constexpr size_t kPeers = 24;
   ShmNode server("server");
-  const auto address = server.provider->listen();
-  ASSERT_TRUE(address.ok());
+  const auto address = must(server.provider->listen());
   std::vector<std::unique_ptr<ShmNode>> peers;
   for (size_t i = 0; i < kPeers; ++i) {
     peers.push_back(std::make_unique<ShmNode>("peer"));
     ShmNode& peer = *peers.back();
-    peer.provider->connect({.session = i + 1, .address = *address, .expected = server.self});
+    peer.provider->connect({.session = i + 1, .address = address, .expected = server.self});
     until({&peer, &server}, [&] { return peer.rails.size() == 1 && server.rails.size() == i + 1; });
   }
   for (int round = 0; round < 3; ++round) {
@@ -154,9 +150,8 @@ TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
 //   its lane at that time
 TEST(ShmEarly, NothingIsDeliveredBeforeThePeerHasTheConnection) {
   ShmNode client("client"), server("server");
-  const auto address = server.provider->listen();
-  ASSERT_TRUE(address.ok());
-  client.provider->connect({.session = 1, .address = *address, .expected = server.self});
+  const auto address = must(server.provider->listen());
+  client.provider->connect({.session = 1, .address = address, .expected = server.self});
   until([&] { return !server.rails.empty() || !client.rails.empty(); },
         [&] {
           if (client.progress(), client.rails.empty()) server.progress();
@@ -181,9 +176,7 @@ TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
   TestMemory pool(4096, true);
   const RemoteRegion remote = b.share(heap);
   const absl::Status status = a.rails[0]->reaches(remote);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("shm.cma=off"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("MemoryPool"));
+  EXPECT_THAT(status, fails_with(Code::kFailedPrecondition, {"shm.cma=off", "MemoryPool"}));
   EXPECT_TRUE(a.rails[0]->reaches(b.share(pool)).ok());
 
   const Layout page = Layout::contiguous(0, 4096);

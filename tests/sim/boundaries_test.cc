@@ -80,8 +80,7 @@ class Exchange {
   void expect_exact() {
     for (size_t i = 0; i < kTransfers; ++i) {
       SCOPED_TRACE(testing::Message() << "transfer " << i);
-      const absl::Status status = cluster.worker(from(i)).status(ids[i]);
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(cluster.worker(from(i)).status(ids[i]), absl::OkStatus());
       EXPECT_EQ(told[i], 1);
       EXPECT_EQ(cluster.worker(1 - from(i)).counter_value(counters[i]), 1u);
       EXPECT_EQ(std::count(target(i), target(i) + kBlock, kReused), static_cast<ptrdiff_t>(kBlock))

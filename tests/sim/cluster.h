@@ -30,19 +30,16 @@ struct SimCluster {
   void start(size_t node, size_t bytes, uint32_t max_transfers = 256,
              const ClusterKey& key = test_key()) {
     Member& member = members[node];
-    auto worker = Worker::create({.name = "node-" + std::to_string(node),
-                                  .key = key,
-                                  .clock = &fabric.clock(),
-                                  .max_transfers = max_transfers,
-                                  .settings = {{"peer.redial_ms", "5000"}},
-                                  .extra_providers = {fabric.provider_factory(node)}});
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    member.worker = *std::move(worker);
+    member.worker = must(Worker::create({.name = "node-" + std::to_string(node),
+                                         .key = key,
+                                         .clock = &fabric.clock(),
+                                         .max_transfers = max_transfers,
+                                         .settings = {{"peer.redial_ms", "5000"}},
+                                         .extra_providers = {fabric.provider_factory(node)}}));
     member.memory.assign(bytes, std::byte{0});
-    auto region = member.worker->register_memory(member.memory.data(), bytes);
-    ASSERT_TRUE(region.ok()) << region.status();
-    member.region = *region;
-    member.remote = *member.worker->remote_region(*region);
+    auto region = must(member.worker->register_memory(member.memory.data(), bytes));
+    member.region = region;
+    member.remote = *member.worker->remote_region(region);
     fabric.attach(*member.worker, node);
   }
   void stop(size_t node) {
@@ -55,18 +52,17 @@ struct SimCluster {
 
   // Connects and waits until both sides have all rails; returns the ids at both ends.
   std::pair<PeerId, PeerId> connect(size_t from, size_t to) {
-    auto peer = worker(from).connect(worker(to).address());
-    EXPECT_TRUE(peer.ok()) << peer.status();
+    auto peer = must(worker(from).connect(worker(to).address()));
     PeerId other;
     EXPECT_TRUE(fabric.run_until(
         [&] {
           while (auto event = worker(to).next_peer_event()) other = event->peer;
-          return other.generation != 0 && worker(from).peer_state(*peer) == PeerState::kUp;
+          return other.generation != 0 && worker(from).peer_state(peer) == PeerState::kUp;
         },
         std::chrono::seconds(1)))
-        << worker(from).peer_status(*peer);
+        << worker(from).peer_status(peer);
     fabric.run_for(std::chrono::milliseconds(1));
-    return {*peer, other};
+    return {peer, other};
   }
 
   TransferRequest request(Op op, size_t from, PeerId peer, size_t to, size_t bytes) {

@@ -18,12 +18,11 @@ TEST(SimFabric, ATransferEndsAtBandwidthPlusTwoLatencies) {
   for (Op op : {Op::kWrite, Op::kRead}) {
     for (size_t bytes : {1000u, 100'000u, 3'000'000u}) {
       const Time start = cluster.fabric.clock().now();
-      auto id = cluster.worker(0).submit(cluster.request(op, 0, peer, 1, bytes));
-      ASSERT_TRUE(id.ok()) << id.status();
-      ASSERT_TRUE(cluster.run_to_end(0, *id));
-      EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+      auto id = must(cluster.worker(0).submit(cluster.request(op, 0, peer, 1, bytes)));
+      ASSERT_TRUE(cluster.run_to_end(0, id));
+      EXPECT_TRUE(cluster.worker(0).status(id).ok());
       EXPECT_EQ(cluster.fabric.clock().now() - start, Time(bytes) + 2 * microseconds(5)) << bytes;
-      ASSERT_TRUE(cluster.worker(0).release(*id).ok());
+      ASSERT_TRUE(cluster.worker(0).release(id).ok());
     }
   }
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
@@ -64,10 +63,9 @@ TEST(SimFabric, AFlappingRailLosesNothingAndComesBack) {
   for (size_t i = 0; i < (32u << 20); ++i) cluster.members[0].memory[i] = std::byte(i * 7 >> 3);
   const Time start = cluster.fabric.clock().now();
   cluster.fabric.flap(0, 1, 0, start + milliseconds(2), start + milliseconds(40));
-  auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20));
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+  auto id = must(cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20)));
+  ASSERT_TRUE(cluster.run_to_end(0, id));
+  EXPECT_TRUE(cluster.worker(0).status(id).ok());
   EXPECT_EQ(cluster.members[0].memory, cluster.members[1].memory);
   EXPECT_GT(cluster.worker(0).stats().slices_moved, 0u);
   EXPECT_EQ(cluster.fabric.stats().rails_made, 2u);
@@ -76,9 +74,8 @@ TEST(SimFabric, AFlappingRailLosesNothingAndComesBack) {
   cluster.fabric.run_for(milliseconds(20));
   EXPECT_EQ(cluster.fabric.stats().rails_made, 3u);
   const Time again = cluster.fabric.clock().now();
-  auto second = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20));
-  ASSERT_TRUE(second.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *second));
+  auto second = must(cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 32 << 20)));
+  ASSERT_TRUE(cluster.run_to_end(0, second));
   const double took = static_cast<double>((cluster.fabric.clock().now() - again).count());
   EXPECT_NEAR(took, (32 << 20) / 2.0, 0.02 * (32 << 20));
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
@@ -105,10 +102,9 @@ TEST(SimFabric, ADeadPeerFailsEveryOpenTransferInBoundedTime) {
   EXPECT_LE(cluster.fabric.clock().now(),
             death + 2 * 8 * microseconds(502) + milliseconds(1) + seconds(5));  // peer.redial_ms
   EXPECT_EQ(cluster.worker(0).peer_state(peer), PeerState::kDown);
-  auto id = cluster.worker(0).submit(cluster.request(Op::kRead, 0, other, 2, 8 << 20));
-  ASSERT_TRUE(id.ok());
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
-  EXPECT_TRUE(cluster.worker(0).status(*id).ok());
+  auto id = must(cluster.worker(0).submit(cluster.request(Op::kRead, 0, other, 2, 8 << 20)));
+  ASSERT_TRUE(cluster.run_to_end(0, id));
+  EXPECT_TRUE(cluster.worker(0).status(id).ok());
   EXPECT_THAT(cluster.fabric.violations(), IsEmpty());
 }
 

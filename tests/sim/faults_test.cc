@@ -223,9 +223,7 @@ class Schedule : public FaultSchedule {
     if (!new_peer_ || worker.peer_state(*new_peer_) == PeerState::kDown) {
       EXPECT_FALSE(probe_ && !ended(*worker.state(*probe_)));
       probe_.reset();
-      auto peer = worker.connect(cluster_.worker(1).address());
-      EXPECT_TRUE(peer.ok()) << peer.status();
-      new_peer_ = *peer;
+      new_peer_ = must(worker.connect(cluster_.worker(1).address()));
     }
     if (worker.peer_state(*new_peer_) != PeerState::kUp) return false;
     if (!probe_) {

@@ -25,9 +25,8 @@ TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
   const CapturedLog log(base::LogLevel::kWarning);
   const Time start = cluster.fabric.clock().now();
   cluster.fabric.flap(0, 1, 0, start + milliseconds(2), start + milliseconds(40));
-  const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, kBytes));
-  ASSERT_TRUE(id.ok()) << id.status();
-  ASSERT_TRUE(cluster.run_to_end(0, *id));
+  const auto id = must(cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, kBytes)));
+  ASSERT_TRUE(cluster.run_to_end(0, id));
   const WorkerStats stats = cluster.worker(0).stats();
   ASSERT_EQ(stats.rails_lost, 1u);
   ASSERT_GT(stats.slices_moved, 0u);
@@ -53,9 +52,8 @@ TEST(RailLog, LosingTheLastRailLogsPeerDown) {
   auto [peer, back] = cluster.connect(0, 1);
   const CapturedLog log(base::LogLevel::kInfo);
   cluster.stop(1);
-  const auto id = cluster.worker(0).notify(peer, "is anybody there?");
-  ASSERT_TRUE(id.ok()) << id.status();
-  ASSERT_TRUE(cluster.run_to_end(0, *id, std::chrono::seconds(60)));
+  const auto id = must(cluster.worker(0).notify(peer, "is anybody there?"));
+  ASSERT_TRUE(cluster.run_to_end(0, id, std::chrono::seconds(60)));
   EXPECT_THAT(log.lines, Contains(StartsWith("node-0: peer down: node-1: ")));
   EXPECT_THAT(log.lines, Not(Contains(HasSubstr("lost a rail"))));
 }

@@ -33,13 +33,12 @@ class WorkerLog : public testing::Test {
 
 TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   const auto a = worker("alice", "0123456789abcdef"), b = worker("bob", "0123456789abcdef");
-  const auto peer = a->connect(b->address());
-  ASSERT_TRUE(peer.ok()) << peer.status();
+  const auto peer = must(a->connect(b->address()));
   until(*a, *b, [&] { return a->stats().peers_up == 1 && b->stats().peers_up == 1; });
   EXPECT_THAT(lines_,
               Contains(AllOf(HasSubstr("alice: peer up: bob: tcp"), HasSubstr("127.0.0.1"))));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer up: alice: tcp")));
-  a->disconnect(*peer, Time::zero()).IgnoreError();
+  a->disconnect(peer, Time::zero()).IgnoreError();
   until(*b, *a, [&] { return b->stats().peers_up == 0; });
   EXPECT_THAT(lines_,
               Contains(HasSubstr("alice: peer down: bob: this side closed the connection")));

@@ -12,10 +12,9 @@ constexpr const char* kNew = "the new key of this cluster";
 std::unique_ptr<Worker> start(TemporaryFolder& folder, const std::string& keys) {
   folder.file("cluster.key", keys);
   EXPECT_EQ(chmod(folder.path("cluster.key").c_str(), 0600), 0);
-  auto key = ClusterKey::from_file(folder.path("cluster.key"));
-  EXPECT_TRUE(key.ok()) << key.status();
+  auto key = must(ClusterKey::from_file(folder.path("cluster.key")));
   return Worker::create(
-             {.name = "w", .providers = {"tcp"}, .key = *key, .settings = {{"tcp.sockets", "1"}}})
+             {.name = "w", .providers = {"tcp"}, .key = key, .settings = {{"tcp.sockets", "1"}}})
       .value();
 }
 

@@ -99,9 +99,8 @@ class TcpPair : public ::testing::Test {
     return out;
   }
   void connect(TcpNode& from, TcpNode& to) {
-    auto address = to.provider->listen();
-    ASSERT_TRUE(address.ok()) << address.status();
-    from.provider->connect({.session = 7, .address = *address});
+    auto address = must(to.provider->listen());
+    from.provider->connect({.session = 7, .address = address});
     const auto sockets =
         static_cast<size_t>(std::stoi(std::string(setting(from.context, "tcp.sockets", "1"))));
     until({&from, &to}, [&] { return from.rails.size() == sockets && to.rails.size() == sockets; });

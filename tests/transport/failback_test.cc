@@ -109,8 +109,7 @@ TEST_F(Failback, WhatTheWorseProviderGivesBackGoesOverTheBetterOne) {
   ScriptedRail* slow = fall_back();
   std::vector<char> memory(8 << 20);
   const MemoryRegion region = *worker_->register_memory(memory.data(), memory.size());
-  const auto id = worker_->submit(write_of(region, peer_, who_.uid));
-  ASSERT_TRUE(id.ok()) << id.status();
+  const auto id = must(worker_->submit(write_of(region, peer_, who_.uid)));
   const auto write_one = [&] {
     const Slice slice = slow->held.front();
     slow->held.erase(slow->held.begin());
@@ -129,7 +128,7 @@ TEST_F(Failback, WhatTheWorseProviderGivesBackGoesOverTheBetterOne) {
     pass(milliseconds(1));
     report(*fast);
   }
-  EXPECT_EQ(*worker_->state(*id), TransferState::kDone);
+  EXPECT_EQ(*worker_->state(id), TransferState::kDone);
 }
 
 TEST_F(Failback, LostAgainTheOtherIsThereAtOnce) {

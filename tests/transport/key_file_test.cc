@@ -5,6 +5,7 @@
 
 #include <ctime>
 
+#include "tests/fails_with.h"
 #include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -228,8 +229,7 @@ TEST_F(KeyFolder, AKeyThatIsReplacedOrRewrittenIsTheOldOrTheNewOne) {
 TEST_F(KeyFolder, AKeyIsNotWrittenToAnotherUsersFile) {
   const std::string taken = "cluster.key." + std::to_string(getpid());
   write(taken, "another is writing here");
-  const auto made = ClusterKey::for_this_user();
-  ASSERT_TRUE(made.ok()) << made.status();
+  must(ClusterKey::for_this_user());
   EXPECT_EQ(read(taken), "another is writing here");
   EXPECT_EQ(read("cluster.key").size(), 64U);
 
@@ -250,8 +250,7 @@ TEST_F(KeyFolder, AKeyThatCouldNotBeWrittenLeavesNothing) {
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
     const auto made = ClusterKey::for_this_user();
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-    EXPECT_TRUE(absl::IsFailedPrecondition(made.status())) << made.status();
-    EXPECT_THAT(std::string(made.status().message()), HasSubstr("BATON_KEY_FILE"));
+    EXPECT_THAT(made.status(), fails_with(Code::kFailedPrecondition, {"BATON_KEY_FILE"}));
     EXPECT_EQ(files(), 0U);
   }
 }

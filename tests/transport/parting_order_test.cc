@@ -1,4 +1,5 @@
 // How a worker parts with a peer that says what a test says: in which order, and what it waits for.
+#include "tests/fails_with.h"
 #include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/control_message.h"
@@ -7,7 +8,6 @@ namespace baton {
 namespace {
 
 using internal::ControlMessage;
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 class ScriptedPartings : public ScriptedPeers {
@@ -70,9 +70,7 @@ TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
       EXPECT_EQ(provider_->closed, rail) << "ours has ended, and it is told of the end as before";
       EXPECT_TRUE(absl::IsCancelled(provider_->closed_why)) << provider_->closed_why;
       ASSERT_EQ(worker_->peer_state(peer), PeerState::kDown);
-      const absl::Status how = worker_->disconnect(peer);
-      EXPECT_TRUE(absl::IsUnavailable(how)) << how;
-      EXPECT_THAT(std::string(how.message()), HasSubstr("version 4"));
+      EXPECT_THAT(worker_->disconnect(peer), fails_with(Code::kUnavailable, {"version 4"}));
       EXPECT_EQ(worker_->next_peer_event()->kind, PeerEvent::Kind::kDown);
     } else {
       EXPECT_EQ(provider_->closed, nullptr);

@@ -71,8 +71,7 @@ TEST_F(SettingsTest, WhatIsGivenReplacesTheDefault) {
                        {"p.name", "eth0"}, {"p.io", "epoll"},    {"p.cma", "off"},
                        {"p.chosen", "2"}};
   Values values;
-  const absl::Status status = read(values);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(read(values), absl::OkStatus());
   EXPECT_EQ(values.count, 7);
   EXPECT_EQ(values.size, 64u << 10);
   EXPECT_EQ(values.wait, std::chrono::milliseconds(1500));
@@ -92,8 +91,7 @@ TEST_F(SettingsTest, TheFirstOfEqualNamesCounts) {
 TEST_F(SettingsTest, TheTableHoldsTheDefaults) {
   context_.settings = {{"p.count", ""}};
   Values values;
-  const absl::Status status = read(values);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(read(values), absl::OkStatus());
   EXPECT_EQ(values.count, 5);
   EXPECT_EQ(values.size, 3u << 10);
   EXPECT_EQ(values.wait, std::chrono::milliseconds(20));

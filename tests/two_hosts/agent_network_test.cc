@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "kvtransfer/agent.h"
+#include "tests/fails_with.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "tests/two_hosts/hosts.h"
@@ -89,8 +90,7 @@ class AgentNetwork : public testing::Test {
         there.push_back({at(1, i), kPage, 0});
       }
       id = agents_[0]->make_transfer(op, here, there, "beta", message).value();
-      const absl::Status posted = agents_[0]->post(id);
-      ASSERT_TRUE(posted.ok()) << posted;
+      ASSERT_EQ(agents_[0]->post(id), absl::OkStatus());
     });
     return id;
   }
@@ -217,8 +217,7 @@ TEST_F(AgentNetwork, AnAddressThatBothHostsHaveEndsNoSession) {
   until(0, [&] { return agents_[0]->stats().worker.peers_lost > 0; });
   std::this_thread::sleep_for(milliseconds(500));  // for calls that reach nobody
   hosts_->change([](Hosts& it) { it.set_link(0, 0, true); });
-  const absl::Status status = wait(id);
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(wait(id), absl::OkStatus());
 }
 
 TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
@@ -235,8 +234,7 @@ TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
     // A read is over at once: what still comes of it is thrown away here.
     const bool over = early.ok() && round % 2 == 1;
     EXPECT_TRUE(over || absl::IsDeadlineExceeded(early)) << early;
-    const absl::Status status = over ? early : release(id, kLong);
-    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_EQ(over ? early : release(id, kLong), absl::OkStatus());
     for (size_t host : {0, 1}) std::fill(memory_[host].begin(), memory_[host].end(), 'x');
     EXPECT_TRUE(wait(post(0, 1, "")).ok());  // behind all that was under way
     for (size_t host : {0, 1}) {
@@ -309,8 +307,7 @@ TEST_F(AgentNetwork, AgentsThatGaveEachOtherUpMeetAgain) {
   hosts_->on(0, [&] { EXPECT_FALSE(agents_[0]->has_remote("beta")); });
   both({});
   meet();
-  const absl::Status status = wait(post(0, 4, "found"));
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(wait(post(0, 4, "found")), absl::OkStatus());
   std::vector<std::string> got;
   until(1, [&] {
     for (const AgentMessage& each : agents_[1]->messages()) got.push_back(each.payload);
@@ -333,9 +330,7 @@ TEST_F(AgentNetwork, AReleaseThatGaveTheOtherAgentUpIsNotOk) {
     it.wire(0).faults(1).cut = true;
   });
   const AgentTransferId write = post_and_begin(0, 4, Op::kWrite);
-  absl::Status status = release(write, kLong);
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("may land there"));
+  EXPECT_THAT(release(write, kLong), fails_with(Code::kUnavailable, {"may land there"}));
   EXPECT_TRUE(absl::IsNotFound(release(write, kLong)));  // but released
   EXPECT_EQ(agents_[0]->stats().transfers, 0u);
 }

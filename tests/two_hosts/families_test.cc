@@ -168,8 +168,7 @@ class FamiliesOfAgents : public Families {
       std::fill(of_agents_[1].begin(), of_agents_[1].end(), 'b');
       auto id =
           agents_[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here").value();
-      const absl::Status status = agents_[0]->run(id, patience_);
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(agents_[0]->run(id, patience_), absl::OkStatus());
       EXPECT_EQ(of_agents_[1], of_agents_[0]);
     });
   }
@@ -362,9 +361,9 @@ class Ranks : public Families {
     }
     for (int call = 0; call < kCalls; ++call) {
       std::vector<float> data(10'000, static_cast<float>(number + call));
-      const absl::Status status =
-          comm->all_reduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kSum);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(
+          comm->all_reduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kSum),
+          absl::OkStatus());
       ASSERT_EQ(data.back(), static_cast<float>(2 * call + 1));
       ++summed_;
     }

@@ -21,8 +21,7 @@ class TwoWorkers : public testing::Test {
   void SetUp() override {
     auto hosts = Hosts::create(wires(), 0);
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
-    ASSERT_TRUE(hosts.ok()) << hosts.status();
-    hosts_.emplace(*std::move(hosts));
+    hosts_.emplace(must(std::move(hosts)));
   }
   void TearDown() override {
     for (size_t host : {0, 1}) end(host);
@@ -138,11 +137,7 @@ class TwoWorkers : public testing::Test {
     request.remote_layout = Layout::contiguous(0, bytes);
     return request;
   }
-  TransferId submit(const TransferRequest& request) {
-    auto id = workers_[0]->submit(request);
-    EXPECT_TRUE(id.ok()) << id.status();
-    return id.ok() ? *id : TransferId();
-  }
+  TransferId submit(const TransferRequest& request) { return must(workers_[0]->submit(request)); }
 
   std::optional<MovingHosts> hosts_;
   std::array<std::vector<char>, 2> memory_;  // outlives the workers

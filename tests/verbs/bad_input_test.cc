@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/fails_with.h"
 #include "tests/transport/fading_memory.h"
 #include "tests/verbs/verbs_pair.h"
 #include "transport/address.h"
@@ -40,10 +41,9 @@ TEST(BadInput, AnotherVersionIsNamed) {
   std::string extra = verbs::encode_offers({verbs::PortOffer{}});
   ASSERT_TRUE(verbs::decode_offers(extra).ok());
   extra[0] = 77;
-  const absl::Status status = verbs::decode_offers(extra).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("version 77"), HasSubstr("install the same Baton on both sides")));
+  EXPECT_THAT(verbs::decode_offers(extra).status(),
+              fails_with(Code::kFailedPrecondition,
+                         {"version 77", "install the same Baton on both sides"}));
 }
 
 TEST(BadInput, TooManyQueuePairsAreSaidHereAndOfThePeer) {
@@ -75,8 +75,7 @@ TEST(BadInput, TooManyRegionsAreSaid) {
     status = region.status();
     if (region.ok()) regions.push_back(*region);
   }
-  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("regions"), HasSubstr("fake0")));
+  EXPECT_THAT(status, fails_with(Code::kResourceExhausted, {"regions", "fake0"}));
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
   for (const MemoryRegion& region : regions) {
     EXPECT_TRUE(pair.a.worker->deregister_memory(region).ok());
@@ -104,17 +103,16 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
   VerbsPair pair({});
   pair.connect();
   char* const base = static_cast<char*>(data_) + kOffset;
-  auto region =
+  auto region = must(
       pair.b.worker->register_memory(base, kBytes - kOffset, Access::kRemoteReadWrite,
-                                     BackingFile{.fd = fd_, .offset = kOffset, .dma_buf = true});
-  ASSERT_TRUE(region.ok()) << region.status();
+                                     BackingFile{.fd = fd_, .offset = kOffset, .dma_buf = true}));
   EXPECT_EQ(pair.fake->stats().dma_bufs, 1u);
   pair.fill(9);
   TransferRequest request = pair.request(Op::kWrite, kBytes - kOffset);
-  request.remote = *pair.b.worker->remote_region(*region);
+  request.remote = *pair.b.worker->remote_region(region);
   EXPECT_TRUE(pair.run(request).ok());
   EXPECT_EQ(memcmp(base, pair.a.memory.data(), kBytes - kOffset), 0);
-  EXPECT_TRUE(pair.b.worker->deregister_memory(*region).ok());
+  EXPECT_TRUE(pair.b.worker->deregister_memory(region).ok());
   // Beyond its end, and one that is closed.
   for (const BackingFile file : {BackingFile{fd_, kBytes, true}, BackingFile{-1, 0, true}}) {
     const absl::Status status =
@@ -129,9 +127,8 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
 TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
   VerbsPair pair({});
   pair.connect();
-  const auto region =
-      pair.a.worker->register_memory(data_, kBytes, Access::kLocal, BackingFile{fd_, 0, true});
-  ASSERT_TRUE(region.ok()) << region.status();
+  const auto region = must(
+      pair.a.worker->register_memory(data_, kBytes, Access::kLocal, BackingFile{fd_, 0, true}));
   ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 100)).ok());
   const auto inlined = [&](const MemoryRegion& from) {
     const uint64_t before = pair.fake->stats().inlined;
@@ -142,7 +139,7 @@ TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
   };
   EXPECT_EQ(inlined(pair.a.region), 1u);
   memset(data_, 7, 100);
-  EXPECT_EQ(inlined(*region), 0u);
+  EXPECT_EQ(inlined(region), 0u);
   EXPECT_EQ(memcmp(data_, pair.b.memory.data(), 100), 0);
 }
 
@@ -155,12 +152,11 @@ TEST(BadInput, TheProcessorDoesNotReadWhatIsNotMappedAnyMore) {
     pair.connect();
     const FadingMemory memory(8192, how);
     const auto region =
-        pair.a.worker->register_memory(memory.data, memory.size, Access::kLocal, {});
-    ASSERT_TRUE(region.ok()) << region.status();
+        must(pair.a.worker->register_memory(memory.data, memory.size, Access::kLocal, {}));
     memory.fade();
     const auto write = [&](size_t from) {
       TransferRequest request = pair.request(Op::kWrite, 100);
-      request.local = *region;
+      request.local = region;
       request.local_layout = Layout::contiguous(from, 100);
       return pair.run(request);
     };
@@ -177,10 +173,8 @@ TEST_F(DmaBuf, ADriverWithoutSaysSo) {
       pair.a.worker
           ->register_memory(data_, kBytes, Access::kRemoteReadWrite, BackingFile{fd_, 0, true})
           .status();
-  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("no dma-buf"), HasSubstr("fake0"),
-                    HasSubstr("an adapter whose driver supports it")));
+  EXPECT_THAT(status, fails_with(Code::kUnimplemented,
+                                 {"no dma-buf", "fake0", "an adapter whose driver supports it"}));
 }
 
 }  // namespace

@@ -24,10 +24,9 @@ class FastPath : public testing::Test {
 TEST_F(FastPath, SubmitRingsTheDoorbell) {
   pair_.fill(9);
   const uint64_t before = doorbells();
-  const auto id = pair_.a.worker->submit(small());
-  ASSERT_TRUE(id.ok()) << id.status();
+  const auto id = must(pair_.a.worker->submit(small()));
   EXPECT_EQ(doorbells(), before + 1) << "with no call in between";
-  EXPECT_TRUE(pair_.finish(*id).ok());
+  EXPECT_TRUE(pair_.finish(id).ok());
   EXPECT_TRUE(
       std::equal(pair_.a.memory.begin(), pair_.a.memory.begin() + 8, pair_.b.memory.begin()));
 }
@@ -38,10 +37,9 @@ TEST_F(FastPath, ACounterAndAReadDoToo) {
   counted.counter = pair_.b.worker->remote_counter(counter);
   for (const TransferRequest& each : {counted, pair_.request(Op::kRead, 8)}) {
     const uint64_t before = doorbells();
-    const auto id = pair_.a.worker->submit(each);
-    ASSERT_TRUE(id.ok()) << id.status();
+    const auto id = must(pair_.a.worker->submit(each));
     EXPECT_EQ(doorbells(), before + 1);
-    EXPECT_TRUE(pair_.finish(*id).ok());
+    EXPECT_TRUE(pair_.finish(id).ok());
     pair_.steps(10);
   }
   EXPECT_EQ(pair_.b.worker->counter_value(counter), 1u);
@@ -98,12 +96,11 @@ TEST_F(FastPath, FromAnotherThreadThanTheOneThatDrives) {
 }
 
 TEST_F(FastPath, ItsMemoryIsInUseUntilItEnds) {
-  const auto id = pair_.a.worker->submit(small());
-  ASSERT_TRUE(id.ok()) << id.status();
+  const auto id = must(pair_.a.worker->submit(small()));
   EXPECT_EQ(pair_.a.worker->stats().open_transfers, 1u);
   const absl::Status refused = pair_.a.worker->deregister_memory(pair_.a.region);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
-  EXPECT_TRUE(pair_.finish(*id).ok());
+  EXPECT_TRUE(pair_.finish(id).ok());
   EXPECT_EQ(pair_.a.worker->stats().open_transfers, 0u);
   EXPECT_TRUE(pair_.a.worker->deregister_memory(pair_.a.region).ok());
   EXPECT_FALSE(pair_.run(small()).ok()) << "from memory that is registered no more";
@@ -113,10 +110,9 @@ TEST_F(FastPath, ItsTimeRunsOut) {
   pair_.fake->set_cable(0, false);
   TransferRequest late = small();
   late.timeout = std::chrono::milliseconds(5);
-  const auto id = pair_.a.worker->submit(late);
-  ASSERT_TRUE(id.ok()) << id.status();
+  const auto id = must(pair_.a.worker->submit(late));
   EXPECT_EQ(pair_.a.worker->next_timer(), pair_.clock.now() + late.timeout);
-  EXPECT_EQ(pair_.finish(*id).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(pair_.finish(id).code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 // What is wrong is said as ever, and costs no slot.

@@ -21,18 +21,16 @@ ibv_gid_entry entry(uint32_t index, ibv_gid_type type, std::initializer_list<uin
 }
 
 TEST(Gid, RoceV2OverIpv4ComesFirst) {
-  const auto choice = choose_gid(FakeVerbs::default_gids(3), -1, 0xff);
-  ASSERT_TRUE(choice.ok()) << choice.status();
-  EXPECT_EQ(choice->index, 3);
-  EXPECT_EQ(choice->family, Family::kIpv4);
-  EXPECT_THAT(choice->reason, HasSubstr("RoCEv2 IPv4 10.0.3.1"));
+  const auto choice = must(choose_gid(FakeVerbs::default_gids(3), -1, 0xff));
+  EXPECT_EQ(choice.index, 3);
+  EXPECT_EQ(choice.family, Family::kIpv4);
+  EXPECT_THAT(choice.reason, HasSubstr("RoCEv2 IPv4 10.0.3.1"));
 }
 
 TEST(Gid, OnlyFamiliesThatThePeerHas) {
   const auto gids = FakeVerbs::default_gids(0);
-  const auto link_local = choose_gid(gids, -1, static_cast<uint8_t>(Family::kLinkLocal));
-  ASSERT_TRUE(link_local.ok());
-  EXPECT_EQ(link_local->index, 1);
+  const auto link_local = must(choose_gid(gids, -1, static_cast<uint8_t>(Family::kLinkLocal)));
+  EXPECT_EQ(link_local.index, 1);
   const auto none = choose_gid(gids, -1, static_cast<uint8_t>(Family::kIpv6));
   EXPECT_EQ(none.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("peer"));

@@ -74,11 +74,10 @@ TEST(Regions, ABlockMayBeOneOfItsOwn) {
   VerbsPair pair({.devices = 1});
   pair.connect();
   constexpr size_t kAt = 1 << 20, kBlock = 64 << 10;
-  const auto block = pair.b.worker->register_memory(pair.b.memory.data() + kAt, kBlock);
-  ASSERT_TRUE(block.ok()) << block.status();
+  const auto block = must(pair.b.worker->register_memory(pair.b.memory.data() + kAt, kBlock));
   pair.fill(4);
   TransferRequest request = pair.request(Op::kWrite, kBlock);
-  request.remote = *pair.b.worker->remote_region(*block);
+  request.remote = *pair.b.worker->remote_region(block);
   EXPECT_TRUE(pair.run(request).ok());
   EXPECT_EQ(memcmp(pair.b.memory.data() + kAt, pair.a.memory.data(), kBlock), 0);
   EXPECT_EQ(std::count(pair.b.memory.begin(), pair.b.memory.end(), std::byte{0}),
@@ -89,15 +88,14 @@ TEST(Regions, ABlockMayBeOneOfItsOwn) {
   const absl::Status status = pair.run(request);
   EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
   // The larger region goes on when it is gone.
-  ASSERT_TRUE(pair.b.worker->deregister_memory(*block).ok());
+  ASSERT_TRUE(pair.b.worker->deregister_memory(block).ok());
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
 }
 
 // The kernel takes its time for each, and other peers wait meanwhile.
 TEST(Progress, MakesOneQueuePairAtATime) {
   VerbsPair pair({.devices = 2}, {{"verbs.qps", "16"}});
-  auto peer = pair.a.worker->connect(pair.b.worker->address());
-  ASSERT_TRUE(peer.ok());
+  auto peer = must(pair.a.worker->connect(pair.b.worker->address()));
   uint64_t made = 0;
   // However long the sockets take.
   const Time end = pair.clock.now() + std::chrono::seconds(60);
@@ -111,7 +109,7 @@ TEST(Progress, MakesOneQueuePairAtATime) {
     pair.clock.advance(pair.tick);
   }
   EXPECT_EQ(made, 64u);
-  EXPECT_EQ(pair.a.worker->peer_state(*peer), PeerState::kUp);
+  EXPECT_EQ(pair.a.worker->peer_state(peer), PeerState::kUp);
 }
 
 // Its notification has gone out in part: what comes after it is not mixed up with that.
@@ -285,8 +283,7 @@ TEST(Limits, SmallQueuesAndFewCreditsAreEnough) {
       ASSERT_TRUE(pair.b.worker->submit(back).ok());
     }
     for (TransferId id : ids) {
-      const absl::Status status = pair.finish(id);
-      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(pair.finish(id), absl::OkStatus());
     }
   }
   pair.until([&] {

@@ -62,8 +62,7 @@ TEST_P(OfASize, WhatIsInDoubtIsRaisedOnce) {
     pair_->until([&] { return pair_->a.worker->stats().peers_lost > 0; });
     ASSERT_EQ(value() == submitted_, lands);
     set_lost(false);
-    const absl::Status status = pair_->finish(id);
-    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(pair_->finish(id), absl::OkStatus());
     EXPECT_EQ(value(), submitted_);
     pair_.reset();
   }
@@ -82,9 +81,7 @@ class BeforeTheRail : public Receipts {
     return side.worker->next_notification(got);
   }
   TransferId notify(VerbsPair::Side& side, absl::string_view text) {
-    auto id = side.worker->notify(side.peer, std::string(text));
-    EXPECT_TRUE(id.ok()) << id.status();
-    return *id;
+    return must(side.worker->notify(side.peer, std::string(text)));
   }
   bool ended_at(VerbsPair::Side& side, TransferId id) { return ended(*side.worker->state(id)); }
 };

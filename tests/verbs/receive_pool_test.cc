@@ -31,9 +31,7 @@ class Pool : public testing::Test {
   }
   std::unique_ptr<QueuePair> make() {
     const Port& port = *devices_.ports[0];
-    auto made = QueuePair::create(port, *choose_gid(port.gids, -1, 0xff), tuning_);
-    EXPECT_TRUE(made.ok()) << made.status();
-    return *std::move(made);
+    return must(QueuePair::create(port, *choose_gid(port.gids, -1, 0xff), tuning_));
   }
   ~Pool() override { EXPECT_THAT(fake_.violations(), IsEmpty()); }
 

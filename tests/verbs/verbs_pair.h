@@ -51,14 +51,11 @@ struct VerbsPair {
     options.clock = &clock;
     options.settings = settings;
     options.extra_providers = {verbs::verbs_over(fake->api(), locality)};
-    auto worker = Worker::create(options);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    side.worker = *std::move(worker);
+    side.worker = must(Worker::create(options));
     side.memory.assign(kBytes, std::byte{0});
-    auto region = side.worker->register_memory(side.memory.data(), kBytes);
-    ASSERT_TRUE(region.ok()) << region.status();
-    side.region = *region;
-    side.remote = *side.worker->remote_region(*region);
+    auto region = must(side.worker->register_memory(side.memory.data(), kBytes));
+    side.region = region;
+    side.remote = *side.worker->remote_region(region);
   }
 
   // Rounds of progress, a little virtual time after each.
@@ -87,9 +84,7 @@ struct VerbsPair {
   }
   // Connects, and waits until everything is quiet: all rails are up at both ends.
   void connect() {
-    auto peer = a.worker->connect(b.worker->address());
-    EXPECT_TRUE(peer.ok()) << peer.status();
-    a.peer = *peer;
+    a.peer = must(a.worker->connect(b.worker->address()));
     until([&] {
       while (auto event = b.worker->next_peer_event()) b.peer = event->peer;
       return b.peer.generation != 0 && a.worker->peer_state(a.peer) == PeerState::kUp;
@@ -99,10 +94,9 @@ struct VerbsPair {
 
   // Connects, expecting that it fails; why.
   std::string refusal() {
-    auto peer = a.worker->connect(b.worker->address());
-    EXPECT_TRUE(peer.ok()) << peer.status();
-    until([&] { return a.worker->peer_state(*peer) == PeerState::kDown; });
-    return std::string(a.worker->peer_status(*peer).message());
+    auto peer = must(a.worker->connect(b.worker->address()));
+    until([&] { return a.worker->peer_state(peer) == PeerState::kDown; });
+    return std::string(a.worker->peer_status(peer).message());
   }
 
   TransferRequest request(Op op, size_t bytes = kBytes) const {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/fake/must.h"
+#include "tests/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {

@@ -4,7 +4,7 @@
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
-#include "tests/gpudirect/fake/must.h"
+#include "tests/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {

@@ -7,7 +7,7 @@
 #include "gpudirect/contract/stream_gates.h"
 #include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/fake/clean_driver.h"
-#include "tests/gpudirect/fake/must.h"
+#include "tests/must.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
 #include "tests/test.h"
@@ -360,8 +360,7 @@ TEST(Applications, RecordGraphsMeanwhileOnWhicheverThread) {
       SCOPED_TRACE(flow.name);
       CleanDriver fake({.attributes = flow.attributes()});
       const FakeDriver::UsersRecording recording(fake, on_this_thread);
-      const absl::Status status = flow.run(fake, FakeDriver::driver());
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(flow.run(fake, FakeDriver::driver()), absl::OkStatus());
       EXPECT_TRUE(recording.intact());
     }
   }
@@ -375,8 +374,7 @@ TEST(Applications, HaveTheContextCurrentThatTheyHadBefore) {
     for (const int device : {0, 1}) {
       const Context users = fake.make_context(device);
       ASSERT_EQ(driver.cuCtxPushCurrent(users), kSuccess);
-      const absl::Status status = flow.run(fake, driver);
-      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(flow.run(fake, driver), absl::OkStatus());
       Context popped = nullptr;
       ASSERT_EQ(driver.cuCtxPopCurrent(&popped), kSuccess);
       EXPECT_EQ(popped, users);

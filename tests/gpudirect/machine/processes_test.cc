@@ -92,18 +92,15 @@ TEST_P(ProcessesOnThisMachine, AKilledPeerEndsItsTransfersAndLeavesNothing) {
     Peer peer(GetParam());
     ASSERT_FALSE(peer.address.empty()) << "it did not start";
     const PeerId id = *end_.worker->connect(peer.address);
-    const auto whole = write(id, peer.remote);
-    ASSERT_TRUE(whole.ok()) << whole.status();
-    const absl::Status moved = end_.worker->wait(*whole);
-    ASSERT_TRUE(moved.ok()) << moved;
+    const auto whole = must(write(id, peer.remote));
+    ASSERT_EQ(end_.worker->wait(whole), absl::OkStatus());
     if (i == 0) std::printf("%s\n", end_.worker->explain(id).c_str());
-    const auto cut = write(id, peer.remote);
-    ASSERT_TRUE(cut.ok()) << cut.status();
+    const auto cut = must(write(id, peer.remote));
     // Dense where a transfer begins, and past the end of a quick one.
     const int step = i % 20;
     for (int round = 0; round < step * step + i / 20; ++round) end_.worker->progress();
     peer.process.kill_it();
-    const absl::Status status = end_.worker->wait(*cut, kRigPatience);
+    const absl::Status status = end_.worker->wait(cut, kRigPatience);
     EXPECT_FALSE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_TRUE(end_.worker
                     ->wait_until([&] { return end_.worker->peer_state(id) == PeerState::kDown; },
@@ -112,8 +109,7 @@ TEST_P(ProcessesOnThisMachine, AKilledPeerEndsItsTransfersAndLeavesNothing) {
   }
   EXPECT_LE(entries_of("/proc/self/fd"), descriptors);
   // The device does everything still.
-  const auto slab = DeviceSlab::create(*end_.device, kBytes);
-  EXPECT_TRUE(slab.ok()) << slab.status();
+  must(DeviceSlab::create(*end_.device, kBytes));
   EXPECT_TRUE(end_.worker->deregister_memory(end_.region).ok());
 }
 

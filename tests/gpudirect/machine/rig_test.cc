@@ -1,8 +1,8 @@
 // What takes the figures on a GPU, over the fake: its figures mean nothing, but they come, and the
 // bytes are compared.
 #include "tests/gpudirect/fake/installed_fake.h"
-#include "tests/gpudirect/fake/must.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/must.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect {

@@ -8,7 +8,7 @@
 #include "gpudirect/device.h"
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
-#include "tests/gpudirect/fake/must.h"
+#include "tests/must.h"
 #include "tests/std.h"
 #include "tests/test.h"
 

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "gpudirect/device.h"
-#include "tests/gpudirect/fake/must.h"
+#include "tests/must.h"
 #include "transport/clock.h"
 
 namespace baton::gpudirect {

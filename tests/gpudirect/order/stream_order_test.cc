@@ -81,9 +81,8 @@ class StreamOrder : public StagedPair, public testing::WithParamInterface<const 
   DeviceStream stream() const { return {0, stream_}; }
   // What a kernel behind the wait would see.
   bool delivered(TransferId id) {
-    const auto outcome = a_.worker->outcome(id);
-    EXPECT_TRUE(outcome.ok()) << outcome.status();
-    return *reinterpret_cast<const uint64_t*>(uintptr_t{outcome->address}) == outcome->delivered;
+    const auto outcome = must(a_.worker->outcome(id));
+    return *reinterpret_cast<const uint64_t*>(uintptr_t{outcome.address}) == outcome.delivered;
   }
   TransferState state(TransferId id) { return *a_.worker->state(id); }
 
@@ -353,12 +352,11 @@ INSTANTIATE_TEST_SUITE_P(Providers, StreamOrder, testing::Values("tcp", "shm"),
 TEST(StreamOrderWithoutDevices, IsRefusedWithARemedy) {
   const internal::DeviceMemory* const before = internal::device_memory();
   internal::use_device_memory(nullptr);
-  auto worker = Worker::create({.providers = {"tcp"}});
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  const PeerId self = *(*worker)->connect((*worker)->address());
+  auto worker = must(Worker::create({.providers = {"tcp"}}));
+  const PeerId self = *worker->connect(worker->address());
   TransferRequest nothing{.peer = self, .timeout = std::chrono::seconds(1)};
   nothing.after = {0, nullptr};
-  const absl::Status status = (*worker)->submit(nothing).status();
+  const absl::Status status = worker->submit(nothing).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("synchronise"));
   internal::use_device_memory(before);

@@ -206,10 +206,9 @@ TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
     }
     ASSERT_TRUE(comm.scatter(all.data(), one.data(), kCount, type, 1).ok());
     EXPECT_EQ(one.get(), mine);
-    auto receive = comm.receive_async(other.data(), kCount, type, (comm.rank() + 2) % 3);
-    ASSERT_TRUE(receive.ok());
+    auto receive = must(comm.receive_async(other.data(), kCount, type, (comm.rank() + 2) % 3));
     ASSERT_TRUE(comm.send(one.data(), kCount, type, (comm.rank() + 1) % 3).ok());
-    ASSERT_TRUE(comm.wait(*receive).ok());
+    ASSERT_TRUE(comm.wait(receive).ok());
   });
   EXPECT_GT(gpu.fake().copies(), 0u);
   EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
@@ -225,11 +224,10 @@ TEST_P(CollectiveSums, UnevenBlocksAndFactorsAreCombinedRight) {
     const std::vector<size_t> lengths = {1000, 3, 2000}, starts = {2500, 0, 100};
     Placed<float> in(&gpu, std::vector<float>(kFloats, 1)), out(&gpu, std::vector<float>(kFloats));
     const float factor = static_cast<float>(rank) + 2;
-    auto work =
-        comm.reduce_scatter_v_async(in.data(), lengths, starts, out.data(), DataType::kF32,
-                                    ReduceOp::kPreMulSum, {.ordered = true, .factor = &factor});
-    ASSERT_TRUE(work.ok()) << work.status();
-    ASSERT_EQ(comm.wait(*work), absl::OkStatus());
+    auto work = must(comm.reduce_scatter_v_async(in.data(), lengths, starts, out.data(),
+                                                 DataType::kF32, ReduceOp::kPreMulSum,
+                                                 {.ordered = true, .factor = &factor}));
+    ASSERT_EQ(comm.wait(work), absl::OkStatus());
     const std::vector<float> got = out.get();
     for (size_t i = 0; i < lengths[rank]; ++i) ASSERT_EQ(got[i], 2 + 3 + 4) << i;
     EXPECT_EQ(in.get(), std::vector<float>(kFloats, 1));

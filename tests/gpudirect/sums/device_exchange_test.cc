@@ -2,6 +2,7 @@
 // memory, whoever has which kind of memory, in whatever order calls overlap; nothing is staged.
 #include "absl/strings/str_cat.h"
 #include "tests/communicator/group.h"
+#include "tests/fails_with.h"
 #include "tests/gpudirect/placed.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
@@ -41,9 +42,9 @@ std::vector<std::byte> reduced(Communicator& comm, InstalledFake* gpu, size_t by
   const std::vector<std::byte> sent = floats_of(comm.rank(), bytes);
   Bytes in(gpu, sent), out(gpu, std::vector<std::byte>(bytes));
   std::byte* const to = in_place ? in.data() : out.data();
-  const absl::Status status = comm.all_reduce(in.data(), to, bytes / size_of(type), type, op,
-                                              {.ordered = true, .factor = sent.data()});
-  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(comm.all_reduce(in.data(), to, bytes / size_of(type), type, op,
+                            {.ordered = true, .factor = sent.data()}),
+            absl::OkStatus());
   if (in_place) return in.get();
   EXPECT_EQ(in.get(), sent) << "an input has changed";
   return out.get();
@@ -135,8 +136,7 @@ TEST(DeviceExchange, CallsOverlap) {
         calls[i].work = *work;
       }
       for (size_t i = calls.size(); i-- > 0;) {
-        const absl::Status status = comm.wait(calls[i].work);
-        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(comm.wait(calls[i].work), absl::OkStatus());
       }
       for (size_t i = 0; i < calls.size(); ++i) {
         const std::vector<std::byte> got = calls[i].out->get();
@@ -169,9 +169,8 @@ TEST(DeviceExchange, RanksThatCallSomethingElseHearOfIt) {
   run_group(2, exchange_options(), [&](Communicator& comm) {
     constexpr size_t kBytes = 1 << 20;
     Bytes both(&gpu, all_of(comm.rank() == 0 ? kBytes : kBytes / 2, 1));
-    const absl::Status status = sum(comm, both);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(text(status), HasSubstr("ranks disagree about call #1"));
+    EXPECT_THAT(sum(comm, both),
+                fails_with(Code::kInvalidArgument, {"ranks disagree about call #1"}));
   });
 }
 
@@ -184,10 +183,8 @@ TEST(DeviceExchange, ARankThatDoesNotComeIsNamed) {
       return;
     }
     Bytes both(&gpu, all_of(1 << 20, 0));
-    const absl::Status status = sum(comm, both, {.timeout = std::chrono::milliseconds(300)});
-    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(text(status), HasSubstr("rank 1"));
-    EXPECT_THAT(text(status), HasSubstr("has not made this call"));
+    EXPECT_THAT(sum(comm, both, {.timeout = std::chrono::milliseconds(300)}),
+                fails_with(Code::kDeadlineExceeded, {"rank 1", "has not made this call"}));
     over = true;
   });
 }

@@ -15,9 +15,7 @@ class KernelSumsTest : public WithDevice {
  protected:
   KernelSumsTest() : WithDevice({.seed = 3}) {}
   std::unique_ptr<KernelSums> make(const SumCosts& costs = {}, const CopyTable& copies = {}) {
-    auto sums = KernelSums::create(*device_, *launcher_, copies, costs);
-    EXPECT_TRUE(sums.ok()) << sums.status();
-    return *std::move(sums);
+    return must(KernelSums::create(*device_, *launcher_, copies, costs));
   }
   static absl::Status wait(KernelSums& sums, size_t slot) {
     std::optional<absl::Status> ended;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_split.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/fails_with.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -79,9 +80,8 @@ TEST(AgentListener, TellsOthersWhatItIsToldToTell) {
   options.worker.listen_host = "*";
   options.worker.advertise = "203.0.113.5:9000";
   const std::unique_ptr<Agent> agent = make_agent(std::move(options));
-  const auto told = Address::decode(agent->address());
-  ASSERT_TRUE(told.ok()) << told.status();
-  EXPECT_THAT(told->providers, Contains(Pair("tcp", "203.0.113.5:9000")));
+  const auto told = must(Address::decode(agent->address()));
+  EXPECT_THAT(told.providers, Contains(Pair("tcp", "203.0.113.5:9000")));
   EXPECT_NE(agent->port(), 9000) << "what it listens on";
 }
 
@@ -151,13 +151,11 @@ TEST_F(AgentBadInput, RowsThatCannotBeListedAreNotRegistered) {
                                        {at, 8, 0, UINT64_MAX / 2, 4},
                                        {at, 16, 0, UINT64_MAX - 7, 2}}) {
     const absl::Status status = a_->register_rows({bad}).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("is not a range of memory"));
+    EXPECT_THAT(status, fails_with(Code::kInvalidArgument, {"is not a range of memory"}));
   }
   EXPECT_TRUE(absl::IsNotFound(a_->register_rows({{at, 8, 0, 4, 8}}).status())) << "they overlap";
   const absl::Status nowhere = a_->register_rows({{16, 8, 0, 8, 8}}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(nowhere)) << nowhere;
-  EXPECT_THAT(nowhere.message(), HasSubstr("range 0 of 1"));
+  EXPECT_THAT(nowhere, fails_with(Code::kInvalidArgument, {"range 0 of 1"}));
 }
 
 TEST_F(AgentBadInput, RangesAreRegisteredAllOrNothing) {
@@ -230,16 +228,14 @@ TEST_F(AgentBadInput, MalformedAddress) {
   odd.address = "nowhere at all";
   odd.ranges.push_back(
       {{4096, 100, 0}, {.owner = odd.uid, .key = 1, .size = 100, .generation = 1}});
-  const auto name = a_->add_remote(odd.encode(*agent_options("any").worker.key));
-  ASSERT_TRUE(name.ok()) << name.status();
+  must(a_->add_remote(odd.encode(*agent_options("any").worker.key)));
   EXPECT_FALSE(a_->connect("odd").ok());
   EXPECT_FALSE(a_->notify("odd", "x").ok());
   const auto read =
-      a_->make_transfer(Op::kRead, {{{mine_.address(), 100, 0}}}, {{{4096, 100, 0}}}, "odd");
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_FALSE(a_->post(*read).ok());
-  EXPECT_EQ(*a_->state(*read), AgentTransferState::kIdle);
-  EXPECT_TRUE(a_->release(*read).ok());
+      must(a_->make_transfer(Op::kRead, {{{mine_.address(), 100, 0}}}, {{{4096, 100, 0}}}, "odd"));
+  EXPECT_FALSE(a_->post(read).ok());
+  EXPECT_EQ(*a_->state(read), AgentTransferState::kIdle);
+  EXPECT_TRUE(a_->release(read).ok());
   a_->remove_remote("odd");
 }
 
@@ -271,22 +267,20 @@ TEST_F(AgentBadInput, MessagesThatAreTooLong) {
   EXPECT_TRUE(
       absl::IsInvalidArgument(a_->make_transfer(Op::kWrite, here, there, "beta", more).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", more)));
-  const auto write = a_->make_transfer(Op::kWrite, here, there, "beta", most);
-  ASSERT_TRUE(write.ok()) << write.status();
+  const auto write = must(a_->make_transfer(Op::kWrite, here, there, "beta", most));
   const std::string_view message = more;
-  EXPECT_TRUE(absl::IsInvalidArgument(a_->post(*write, &message)));
-  EXPECT_EQ(*a_->state(*write), AgentTransferState::kIdle);
-  EXPECT_TRUE(a_->release(*write).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->post(write, &message)));
+  EXPECT_EQ(*a_->state(write), AgentTransferState::kIdle);
+  EXPECT_TRUE(a_->release(write).ok());
   EXPECT_TRUE(
       absl::IsInvalidArgument(a_->send_metadata("127.0.0.1:" + std::to_string(b_->port()), more)));
 }
 
 TEST_F(AgentBadInput, OptionsThatMakeNoAgent) {
   for (const std::string& name : {std::string(), std::string(kMaxAgentName + 1, 'n')}) {
-    auto worker = Worker::create(agent_options("worker", "tcp").worker);
-    ASSERT_TRUE(worker.ok()) << worker.status();
+    auto worker = must(Worker::create(agent_options("worker", "tcp").worker));
     EXPECT_TRUE(absl::IsInvalidArgument(
-        Agent::create(*std::move(worker), agent_options(name, "tcp")).status()));
+        Agent::create(std::move(worker), agent_options(name, "tcp")).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(agent_options(name, "tcp")).status()));
   }
   EXPECT_NE(make_agent(agent_options(std::string(kMaxAgentName, 'n'), "tcp")), nullptr);
@@ -300,10 +294,9 @@ TEST_F(AgentBadInput, OptionsThatMakeNoAgent) {
   const std::string before = key_file != nullptr ? key_file : "";
   setenv("BATON_KEY_FILE", "/nowhere/at.all", 1);
   options = agent_options("gamma", "tcp");
-  auto worker = Worker::create(options.worker);
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  auto worker = must(Worker::create(options.worker));
   options.worker.key = std::nullopt;
-  EXPECT_FALSE(Agent::create(*std::move(worker), options).ok());
+  EXPECT_FALSE(Agent::create(std::move(worker), options).ok());
   EXPECT_FALSE(Agent::create(options).ok());
   key_file != nullptr ? setenv("BATON_KEY_FILE", before.c_str(), 1) : unsetenv("BATON_KEY_FILE");
   EXPECT_TRUE(absl::IsFailedPrecondition(a_->publish_metadata()));

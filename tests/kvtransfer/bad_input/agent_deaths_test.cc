@@ -21,8 +21,7 @@ class AgentDeath : public OverEveryProvider<std::string> {
     AgentOptions options = agent_options("a", GetParam());
     options.worker.key = std::nullopt;  // the user's, as the peer has it
     agent_ = make_agent(std::move(options));
-    const auto name = agent_->add_remote(absl::HexStringToBytes(peer_->line()));
-    ASSERT_TRUE(name.ok()) << name.status();
+    must(agent_->add_remote(absl::HexStringToBytes(peer_->line())));
     const uint64_t far = std::strtoull(peer_->line().c_str(), nullptr, 10);
     mine_.emplace(*agent_, kDeathPage * kDeathPages, 3);
     const auto rows = [](uint64_t address) {
@@ -35,9 +34,7 @@ class AgentDeath : public OverEveryProvider<std::string> {
   AgentTransferId make(Op op, std::string_view message = {}) {
     std::vector<int64_t> all(kDeathPages);
     std::iota(all.begin(), all.end(), 0);
-    const auto made = agent_->make_transfer(op, local_, all, remote_, all, message);
-    EXPECT_TRUE(made.ok()) << made.status();
-    return *made;
+    return must(agent_->make_transfer(op, local_, all, remote_, all, message));
   }
   absl::Status run(AgentTransferId id) {
     if (absl::Status status = agent_->post(id); !status.ok()) return status;

@@ -45,13 +45,12 @@ struct AgentForked : ::testing::Test {
 TEST_F(AgentForked, EveryCallIsRefused) {
   const auto local = a->prepare_local({mine.whole()});
   const auto remote = a->prepare_remote("beta", {theirs.whole()});
-  const auto write = a->make_transfer(Op::kWrite, *local, {0}, *remote, {0}, "words");
-  ASSERT_TRUE(write.ok()) << write.status();
+  const auto write = must(a->make_transfer(Op::kWrite, *local, {0}, *remote, {0}, "words"));
   const auto done = [&] {
-    run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
-    return a->status(*write);
+    run_agents(*a, *b, [&] { return *a->state(write) != AgentTransferState::kRunning; });
+    return a->status(write);
   };
-  ASSERT_TRUE(a->post(*write).ok());
+  ASSERT_TRUE(a->post(write).ok());
   ASSERT_TRUE(done().ok());
   ASSERT_TRUE(b->notify("alpha", "for the parent").ok());
   run_agents(*a, *b, [&] { return a->stats().worker.notifications_waiting == 1; });
@@ -85,16 +84,16 @@ TEST_F(AgentForked, EveryCallIsRefused) {
     asked.refused(a->make_transfer(Op::kWrite, *local, {0}, *remote, {0}).status());
     asked.refused(a->make_transfer(Op::kWrite, {mine.whole()}, {theirs.whole()}, "beta").status());
     asked.refused(a->release_list(*local));
-    asked.refused(a->post(*write));
-    asked.refused(a->state(*write).status());  // 20
-    asked.refused(a->local_free(*write).status());
-    asked.refused(a->status(*write));
-    asked.refused(a->outcome(*write).status());
-    asked.refused(a->wait(*write, Time::zero()));
-    asked.refused(a->run(*write, Time::zero()));  // 25
-    asked.refused(a->abort(*write));
-    asked.refused(a->telemetry(*write).status());
-    asked.refused(a->release(*write, Time::zero()));
+    asked.refused(a->post(write));
+    asked.refused(a->state(write).status());  // 20
+    asked.refused(a->local_free(write).status());
+    asked.refused(a->status(write));
+    asked.refused(a->outcome(write).status());
+    asked.refused(a->wait(write, Time::zero()));
+    asked.refused(a->run(write, Time::zero()));  // 25
+    asked.refused(a->abort(write));
+    asked.refused(a->telemetry(write).status());
+    asked.refused(a->release(write, Time::zero()));
     asked.refused(a->notify("beta", "of the child"));
     asked.is(a->messages().empty());  // 30
     asked.is(a->wait_messages(Time::zero(), 1).empty());
@@ -105,7 +104,7 @@ TEST_F(AgentForked, EveryCallIsRefused) {
     asked.refused(AgentKvPlan::make(*a, Op::kWrite, here, "beta", there).status());
     asked.refused(plan->make_transfer(*a, {.local = {{{}}}, .remote = {{{}}}}).status());
     a->remove_remote("beta");
-    a->abandon(*write);
+    a->abandon(write);
     a = nullptr;
     _exit(asked.wrong);
   }
@@ -114,7 +113,7 @@ TEST_F(AgentForked, EveryCallIsRefused) {
   ASSERT_TRUE(WIFEXITED(status)) << status;
   EXPECT_EQ(WEXITSTATUS(status), 0) << "the number of the call";
   // The parent has heard nothing of it.
-  ASSERT_TRUE(a->post(*write).ok());
+  ASSERT_TRUE(a->post(write).ok());
   EXPECT_TRUE(done().ok()) << done();
   const std::vector<AgentMessage> heard = a->messages();
   ASSERT_EQ(heard.size(), 1u);

@@ -4,6 +4,7 @@
 #include "kvtransfer/kv_checksums.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
+#include "tests/fails_with.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -163,27 +164,23 @@ TEST(KvBadInput, InvalidOrDifferentLayouts) {
 
 TEST(KvBadInput, ChecksumsOfWhatIsNotInThisMemory) {
   KvLayout layout = small_layout();
-  const auto sums = KvChecksums::make(layout, layout);
-  ASSERT_TRUE(sums.ok()) << sums.status();
+  const auto sums = must(KvChecksums::make(layout, layout));
   const std::vector<uint32_t> pages{0};
   std::vector<uint32_t> out;
   const auto add = [&](const KvChecksums& of, const std::vector<uint64_t>& addresses) {
     return of.add(KvChecksums::Side::kSource, addresses, {0, 16}, {0, pages}, 0, out);
   };
-  EXPECT_TRUE(absl::IsInvalidArgument(add(*sums, {})));
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(add(*sums, std::vector<uint64_t>(layout.buffers.size() + 1))));
+  EXPECT_TRUE(absl::IsInvalidArgument(add(sums, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(add(sums, std::vector<uint64_t>(layout.buffers.size() + 1))));
   KvLayout two = layout;
   two.groups.push_back(two.groups[0]);
   two.groups[1].layers = {7, 8};
   EXPECT_TRUE(absl::IsInvalidArgument(KvChecksums::make(two, layout).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(KvChecksums::make(layout, two).status()));
   for (KvBuffer& buffer : layout.buffers) buffer.device = KvDevice::kCuda;
-  const auto of_device = KvChecksums::make(layout, layout);
-  ASSERT_TRUE(of_device.ok()) << of_device.status();
-  const absl::Status status = add(*of_device, std::vector<uint64_t>(layout.buffers.size()));
-  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(status.message(), HasSubstr("device memory"));
+  const auto of_device = must(KvChecksums::make(layout, layout));
+  EXPECT_THAT(add(of_device, std::vector<uint64_t>(layout.buffers.size())),
+              fails_with(Code::kInvalidArgument, {"device memory"}));
   EXPECT_TRUE(out.empty());
 }
 
@@ -193,11 +190,10 @@ TEST(KvBadInput, RanksAndPlacesThatThereAreNot) {
   EXPECT_TRUE(ranks_heard(8, 2, 2, UINT32_MAX).empty());
   EXPECT_TRUE(share_of_rank(8, 2, 0, {4, 8}, 0).empty());
   const KvLayout layout = small_layout();
-  const auto plan = KvPlan::make(layout, layout);
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto plan = must(KvPlan::make(layout, layout));
   uint32_t index = 0;
-  EXPECT_EQ(plan->find_layer(2, &index), nullptr);
-  EXPECT_EQ(plan->find_layer(UINT32_MAX, &index), nullptr);
+  EXPECT_EQ(plan.find_layer(2, &index), nullptr);
+  EXPECT_EQ(plan.find_layer(UINT32_MAX, &index), nullptr);
   std::vector<Descriptor> where;
   for (const KvBuffer& buffer : layout.buffers) {
     where.push_back({uint64_t{1} << (32 + where.size()), buffer.bytes, 0});

@@ -1,6 +1,7 @@
 // Packed blocks: what is said of them is read or refused, and why; and how they are packed is found
 // by looking. That bytes move right between any two is for tests/python/vllm_reshard_test.py.
 #include "kvtransfer/kv_packing.h"
+#include "tests/fails_with.h"
 #include "tests/test.h"
 
 #include <nlohmann/json.hpp>
@@ -110,9 +111,8 @@ TEST(KvPacking, IsWrittenAsItWasRead) {
   for (const json& said :
        {good(), tiles(), with(good(), {{"/total_heads", 6}, {"/first_head", 4}}),
         with(good(), {{"/dtype", "float8_e5m2"}, {"/key/tokens", {{2, 4}, {2, 8}}}}), whole}) {
-    const auto packing = read_packing(said.dump());
-    ASSERT_TRUE(packing.ok()) << packing.status();
-    EXPECT_EQ(json::parse(write_packing(*packing)), said);
+    const auto packing = must(read_packing(said.dump()));
+    EXPECT_EQ(json::parse(write_packing(packing)), said);
   }
 }
 
@@ -237,10 +237,8 @@ TEST(KvPacking, ThereIsABufferForEachLayer) {
   group.blocks = 1;
   const std::vector<Descriptor> some(3, {kAt, kRoom, 0});
   for (const size_t count : {0, 1, 3}) {
-    const absl::Status status =
-        place_packed(good().dump(), group, absl::MakeConstSpan(some).first(count)).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("buffers for 2 layers"));
+    EXPECT_THAT(place_packed(good().dump(), group, absl::MakeConstSpan(some).first(count)).status(),
+                fails_with(Code::kInvalidArgument, {"buffers for 2 layers"}));
   }
 }
 
@@ -271,9 +269,8 @@ TEST(KvPacking, IsFoundByLooking) {
   apart["bytes"] = 256;
   apart["value"]["start"] = 64;
   for (const json& packing : {good(), tiles(), apart}) {
-    const auto found = find_packing(block_of(packing), 4, 2, 4);
-    ASSERT_TRUE(found.ok()) << found.status();
-    const json said = json::parse(*found);
+    const auto found = must(find_packing(block_of(packing), 4, 2, 4));
+    const json said = json::parse(found);
     EXPECT_EQ(said, (json{{"key", packing["key"]}, {"value", packing["value"]}}));
   }
 }
@@ -282,9 +279,8 @@ TEST(KvPacking, WhatIsNoSumIsNotFound) {
   const std::vector<int64_t> block = block_of(good());
   const auto refused = [](absl::Span<const int64_t> look, const char* because, uint32_t tokens = 4,
                           uint32_t heads = 2, uint32_t elements = 4) {
-    const absl::Status status = find_packing(look, tokens, heads, elements).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(because));
+    EXPECT_THAT(find_packing(look, tokens, heads, elements).status(),
+                fails_with(Code::kInvalidArgument, {because}));
   };
   refused(block, "places for K and V", 0);
   refused(block, "places for K and V", 4, 0);

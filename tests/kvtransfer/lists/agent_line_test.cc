@@ -227,8 +227,7 @@ TEST_F(AgentParts, APartThatIsRefusedEndsItWhenTheOthersHaveEnded) {
   AgentPlan plan;
   plan.parts = {part(region(more)), odd};
   const auto transfer = make(std::move(plan));
-  const absl::Status posted = transfer->post(peer, nullptr);
-  EXPECT_TRUE(posted.ok()) << posted;
+  EXPECT_EQ(transfer->post(peer, nullptr), absl::OkStatus());
   EXPECT_EQ(transfer->state(), AgentTransferState::kRunning);
   transfer->abort();
   hang_up();

@@ -1,6 +1,7 @@
 // Prepared lists and the layouts that are made from two of them, against the descriptors
 // themselves.
 #include "kvtransfer/internal/agent_plan.h"
+#include "tests/fails_with.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -22,14 +23,10 @@ struct Sides {
   AgentRanges<RemoteRegion> remote;
 
   AgentList here(const std::vector<Descriptor>& list) const {
-    auto made = make_agent_list(local, absl::MakeConstSpan(list), "me");
-    EXPECT_TRUE(made.ok()) << made.status();
-    return made.ok() ? *std::move(made) : AgentList();
+    return must(make_agent_list(local, absl::MakeConstSpan(list), "me"));
   }
   AgentList there(const std::vector<Descriptor>& list) const {
-    auto made = make_agent_list(remote, absl::MakeConstSpan(list), "peer");
-    EXPECT_TRUE(made.ok()) << made.status();
-    return made.ok() ? *std::move(made) : AgentList();
+    return must(make_agent_list(remote, absl::MakeConstSpan(list), "peer"));
   }
 };
 
@@ -85,13 +82,12 @@ TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
   const Sides sides = some_regions(2);
   const std::vector<StridedDescriptor> rows = {
       {here(0, 100), 16, 0, 64, 10}, {here(1, 0), 32, 0, 32, 1}, {here(1, 4096), 16, 0, 16, 100}};
-  const auto list = make_agent_list(sides.local, absl::MakeConstSpan(rows), "me");
-  ASSERT_TRUE(list.ok()) << list.status();
-  ASSERT_EQ(list->size(), 111u);
-  EXPECT_EQ(list->at(9).offset, 100u + 9 * 64);
-  EXPECT_EQ(list->at(10).segment->bytes, 32u);
-  EXPECT_EQ(list->at(11).offset, 4096u);
-  EXPECT_EQ(list->at(110).offset, 4096u + 99 * 16);
+  const auto list = must(make_agent_list(sides.local, absl::MakeConstSpan(rows), "me"));
+  ASSERT_EQ(list.size(), 111u);
+  EXPECT_EQ(list.at(9).offset, 100u + 9 * 64);
+  EXPECT_EQ(list.at(10).segment->bytes, 32u);
+  EXPECT_EQ(list.at(11).offset, 4096u);
+  EXPECT_EQ(list.at(110).offset, 4096u + 99 * 16);
 }
 
 TEST(StridedDescriptors, CoverWhatIsFromTheFirstByteToTheLast) {
@@ -114,8 +110,7 @@ TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   };
   EXPECT_TRUE(absl::IsInvalidArgument(refused({})));
   const absl::Status outside = refused({{here(0, 0), 8, 0}, {here(0, kRegion - 4), 8, 0}});
-  EXPECT_TRUE(absl::IsNotFound(outside));
-  EXPECT_THAT(outside.message(), HasSubstr("descriptor 1"));
+  EXPECT_THAT(outside, fails_with(Code::kNotFound, {"descriptor 1"}));
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0), 8, 1}}))) << "another device";
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 8), UINT64_MAX, 0}}))) << "wraps round";
   EXPECT_TRUE(absl::IsNotFound(refused({{here(0, 0) - 1, 8, 0}})));
@@ -127,13 +122,11 @@ TEST(AgentPlan, NeighboursOnBothSidesAreMerged) {
   const std::vector<StridedDescriptor> theirs = {{there(0, 512), 256, 0, 256, 100}};
   const auto a = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me");
   const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
-  const auto all = plan_agent_transfer(*a, *b);
-  ASSERT_TRUE(all.ok());
-  EXPECT_EQ(all->descriptors, 1u);
-  EXPECT_TRUE(all->parts[0].local_layout.dims().empty()) << "one run";
-  const auto some = plan_agent_transfer(*a, {4, 5, 6, 9, 10}, *b, {4, 5, 6, 9, 10});
-  ASSERT_TRUE(some.ok());
-  EXPECT_EQ(some->descriptors, 2u);
+  const auto all = must(plan_agent_transfer(*a, *b));
+  EXPECT_EQ(all.descriptors, 1u);
+  EXPECT_TRUE(all.parts[0].local_layout.dims().empty()) << "one run";
+  const auto some = must(plan_agent_transfer(*a, {4, 5, 6, 9, 10}, *b, {4, 5, 6, 9, 10}));
+  EXPECT_EQ(some.descriptors, 2u);
 }
 
 TEST(AgentPlan, IndicesAreCheckedAndSizesToo) {
@@ -177,10 +170,9 @@ TEST(AgentPlan, RandomPairsMoveEachByteOnce) {
         theirs.push_back({theirs.back().address + bytes, bytes, 0});
       }
     }
-    const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_LE(plan->parts.size(), 64u * regions * regions);
-    ASSERT_EQ(walked(*plan, 1), wanted(mine, theirs, 1)) << "round " << round;
+    const auto plan = must(plan_agent_transfer(sides.here(mine), sides.there(theirs)));
+    EXPECT_LE(plan.parts.size(), 64u * regions * regions);
+    ASSERT_EQ(walked(plan, 1), wanted(mine, theirs, 1)) << "round " << round;
   }
 }
 
@@ -194,16 +186,15 @@ TEST(AgentPlan, OddAddressesMoreThanFourGigabytesApart) {
     mine.push_back({1 + i * 429'496'701 + i % 7, 3, 0});
     theirs.push_back({1 + (29 - i) * 429'496'703 + i % 5, 3, 0});
   }
-  const auto plan = plan_agent_transfer(sides.here(mine), sides.there(theirs));
-  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto plan = must(plan_agent_transfer(sides.here(mine), sides.there(theirs)));
   Bytes expected;
   for (size_t i = 0; i < mine.size(); ++i) {
     for (uint64_t at = 0; at < 3; ++at) {
       expected.emplace(0, mine[i].address - 1 + at, 0, theirs[i].address - 1 + at);
     }
   }
-  EXPECT_GT(plan->parts.size(), 1u);
-  EXPECT_EQ(walked(*plan, 1), expected);
+  EXPECT_GT(plan.parts.size(), 1u);
+  EXPECT_EQ(walked(plan, 1), expected);
 }
 
 // Of no regularity: 32 bytes each in the list, 8 in the plan, and one part.
@@ -217,27 +208,24 @@ TEST(AgentPlan, TenMillionDescriptorsAnywhere) {
     one = {here(0, at), 8, 0};
   }
   const std::vector<StridedDescriptor> theirs = {{there(0, 0), 8, 0, 8, kRegion / 8}};
-  const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
-  ASSERT_TRUE(b.ok()) << b.status();
+  const auto b = must(make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer"));
   std::vector<int64_t> from(kMany), to(kMany);
   for (uint64_t i = 0; i < kMany; ++i) {
     from[i] = static_cast<int64_t>(kMany - 1 - i);
-    to[i] = static_cast<int64_t>(i * 7919 % b->size());
+    to[i] = static_cast<int64_t>(i * 7919 % b.size());
   }
   const AgentList a = sides.here(mine);
   ASSERT_EQ(a.size(), kMany);
-  const auto plan = plan_agent_transfer(a, from, *b, to);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->bytes, 8 * kMany);
-  ASSERT_EQ(plan->parts.size(), 1u);
-  EXPECT_EQ(plan->pages[0].capacity() + plan->pages[1].capacity(), 2 * kMany) << "4 bytes each";
+  const auto plan = must(plan_agent_transfer(a, from, b, to));
+  EXPECT_EQ(plan.bytes, 8 * kMany);
+  ASSERT_EQ(plan.parts.size(), 1u);
+  EXPECT_EQ(plan.pages[0].capacity() + plan.pages[1].capacity(), 2 * kMany) << "4 bytes each";
   from.back() = kMany;
-  EXPECT_THAT(plan_agent_transfer(a, from, *b, to).status().message(),
+  EXPECT_THAT(plan_agent_transfer(a, from, b, to).status().message(),
               HasSubstr("local index 9999999 is 10000000"));
   mine.back().address = here(0, kRegion);
-  const auto none = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me").status();
-  EXPECT_TRUE(absl::IsNotFound(none)) << none;
-  EXPECT_THAT(none.message(), HasSubstr("descriptor 9999999"));
+  EXPECT_THAT(make_agent_list(sides.local, absl::MakeConstSpan(mine), "me").status(),
+              fails_with(Code::kNotFound, {"descriptor 9999999"}));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/file_store.h"
+#include "tests/fails_with.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/metadata/metadata_servers.h"
 #include "tests/peer_process.h"
@@ -279,18 +280,15 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
     options.metadata_store = "file://" + path;
     return Agent::create(std::move(options)).status();
   };
-  const absl::Status missing = opened(folder.path("missing"));
-  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("/missing\": there is no such folder"));
+  EXPECT_THAT(opened(folder.path("missing")),
+              fails_with(Code::kNotFound, {"/missing\": there is no such folder"}));
   std::ofstream(folder.path("file")) << "no folder";
   const absl::Status file = opened(folder.path("file"));
-  EXPECT_TRUE(absl::IsFailedPrecondition(file)) << file;
-  EXPECT_THAT(std::string(file.message()), HasSubstr("it is not a folder"));
+  EXPECT_THAT(file, fails_with(Code::kFailedPrecondition, {"it is not a folder"}));
   ASSERT_EQ(chmod(folder.path("file").c_str(), 0700), 0);  // which may be run
   EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path("file"))));
-  const absl::Status within = opened(folder.path("file/folder"));
-  EXPECT_TRUE(absl::IsFailedPrecondition(within)) << within;
-  EXPECT_THAT(std::string(within.message()), HasSubstr("Not a directory"));
+  EXPECT_THAT(opened(folder.path("file/folder")),
+              fails_with(Code::kFailedPrecondition, {"Not a directory"}));
   EXPECT_TRUE(opened(folder.path()).ok());
   if (geteuid() == 0) return;  // who may write everywhere
   ASSERT_EQ(chmod(folder.path().c_str(), 0500), 0);

@@ -1,13 +1,11 @@
 // Loads that pull, over every real provider: who holds which blocks until when. What pushes share
 // with them is in kv_connector_test.cc.
+#include "tests/fails_with.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 KvLoad pull(KvRequestId id, const std::string& prefill) {
   return {.id = id, .prefill = prefill, .pull = true};
@@ -41,8 +39,7 @@ TEST_P(KvPullTest, APrefillWithoutAllowPullSaysSo) {
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
   pair.run_to_end();
   const absl::Status status = pair.decode->load(1).status;
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("allow_pull")));
+  EXPECT_THAT(status, fails_with(Code::kFailedPrecondition, {"prefill-0", "allow_pull"}));
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
   pair.run_to_end();
   EXPECT_TRUE(pair.decode->load(2).status.ok());

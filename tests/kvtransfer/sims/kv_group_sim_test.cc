@@ -100,25 +100,23 @@ TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
 TEST(KvGroupsOverSim, ABoundJobEndsWithItsLeaseAndLivesWhileItIsRenewed) {
   Groups groups(7, 1, 1, 100e6);
   KvConnector& prefill = groups.connector(0);
-  const auto job = prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)});
-  ASSERT_TRUE(job.ok()) << job.status();
+  const auto job = must(prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)}));
   for (int i = 0; i < 5; ++i) {
     groups.pass(milliseconds(8));
-    EXPECT_TRUE(prefill.is_wanted(*job));
-    EXPECT_TRUE(prefill.renew_job(*job, milliseconds(10)).ok());
+    EXPECT_TRUE(prefill.is_wanted(job));
+    EXPECT_TRUE(prefill.renew_job(job, milliseconds(10)).ok());
   }
-  prefill.finish_job(*job, absl::OkStatus());
-  EXPECT_FALSE(prefill.is_saved(*job)) << "a load may still come";
+  prefill.finish_job(job, absl::OkStatus());
+  EXPECT_FALSE(prefill.is_saved(job)) << "a load may still come";
   groups.pass(milliseconds(12));
-  EXPECT_FALSE(prefill.is_wanted(*job));
-  EXPECT_TRUE(prefill.is_saved(*job));
-  EXPECT_TRUE(absl::IsNotFound(prefill.renew_job(*job, seconds(1))));
+  EXPECT_FALSE(prefill.is_wanted(job));
+  EXPECT_TRUE(prefill.is_saved(job));
+  EXPECT_TRUE(absl::IsNotFound(prefill.renew_job(job, seconds(1))));
   // The key is free again.
-  const auto again = prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)});
-  ASSERT_TRUE(again.ok());
+  const auto again = must(prefill.bind({.key = "k", .tokens = 8, .lease = milliseconds(10)}));
   groups.pass(milliseconds(12));
   const std::vector<uint32_t> blocks = {1};
-  const absl::Status status = prefill.save_layer(*again, 0, 0, blocks);
+  const absl::Status status = prefill.save_layer(again, 0, 0, blocks);
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 

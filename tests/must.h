@@ -1,5 +1,5 @@
-// For rigs, flows and tests of many calls: the first that fails ends them, by throwing. Not for
-// threads of a test's own, nor for forked children.
+// must(call): what it gave, where it succeeded; else it ends the test, by throwing where it stands
+// and why. On a thread of the test's own that ends the process. Not for forked children.
 #pragma once
 
 #include <exception>
