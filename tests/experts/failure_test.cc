@@ -84,16 +84,13 @@ TEST_P(ExpertsFailure, AKilledRankIsMaskedAndTheRestStaysExact) {
 //   whatever was on its way to it, and the others go on as if it were dead | stopped before and in
 //   dispatch and combine
 TEST_P(ExpertsFailure, AStoppedRankIsMaskedAfterItsTimeout) {
-  // In the midst of a call it has sent to one of two others perhaps, who then waits for the other,
-  // and masks that too (Limits, docs/experts.md): two ranks then.
-  const std::vector<std::pair<Dies, int>> stops = {{Dies::kBeforeDispatch, 3},
-                                                   {Dies::kInDispatch, 2},
-                                                   {Dies::kBeforeCombine, 3},
-                                                   {Dies::kInCombine, 2}};
-  for (const auto& [when, ranks] : stops) {
+  // Two ranks: of three, the two that go on mask each other where a busy machine holds one up for
+  // so long. SimExperts has more ranks, in virtual time.
+  for (const Dies when :
+       {Dies::kBeforeDispatch, Dies::kInDispatch, Dies::kBeforeCombine, Dies::kInCombine}) {
     ExpertsOptions options{.experts = 12, .top_k = 3, .hidden = 3000, .max_tokens = 20};
-    options.rank_timeout = patient(std::chrono::milliseconds(500));
-    run_and_lose(ranks, options, when);
+    options.rank_timeout = patient(std::chrono::seconds(2));
+    run_and_lose(2, options, when);
   }
 }
 
