@@ -161,13 +161,9 @@ Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, std::max<size_t>(size_, 1));
 }
 
-void Pages::drop() {
-  munmap(data_, size_);
-  data_ = nullptr;
-}
+void Pages::drop() { EXPECT_EQ(mprotect(data_, size_, PROT_NONE), 0); }
 
-// --- a comm with memory
-// ---------------------------------------------------------------------------
+// --- a comm with memory --------------------------------------------------------------------------
 
 Lane::Lane(NetRig& rig, size_t bytes, uint64_t seed)
     : ends(rig.connect()), out(bytes), in(bytes), rig_(rig) {

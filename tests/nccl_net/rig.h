@@ -80,7 +80,8 @@ class Pages {
   Pages& operator=(const Pages&) = delete;
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
-  void drop();  // unmapped: a buffer that is freed though it is registered
+  // A buffer that is freed though it is registered; its addresses are given to no other thread.
+  void drop();
 
  private:
   std::byte* data_;
