@@ -89,7 +89,7 @@ TEST_P(ExpertsFailure, AStoppedRankIsMaskedAfterItsTimeout) {
   for (const Dies when :
        {Dies::kBeforeDispatch, Dies::kInDispatch, Dies::kBeforeCombine, Dies::kInCombine}) {
     ExpertsOptions options{.experts = 12, .top_k = 3, .hidden = 3000, .max_tokens = 20};
-    options.rank_timeout = patient(std::chrono::milliseconds(500));
+    options.rank_timeout = patient(std::chrono::milliseconds(250));
     run_and_lose(2, options, when);
   }
 }
