@@ -155,12 +155,13 @@ int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   return caught(error, body);
 }
 
-// A list that is said to have something and is not there, or more than memory can hold: -1, say.
+// A list that is said to have something and is not there, or more than a process has addresses for
+// (47 bits): -1, say.
 template <typename T>
 bool is_missing(const T* list, size_t count) {
   size_t row = 1;
   if constexpr (!std::is_void_v<T>) row = sizeof(T);
-  return (list == nullptr && count > 0) || count > PTRDIFF_MAX / row;
+  return (list == nullptr && count > 0) || count > (size_t{1} << 47) / row;
 }
 inline int32_t missing(baton_error* error) {
   return invalid("a list is NULL although its count is not 0, or it is longer than memory", error);

@@ -86,11 +86,12 @@ int32_t add(baton_kv_layout* layout, const baton_kv_group* group, baton_error* e
   });
 }
 
+// A list that is not there is empty, which no request can be.
 std::vector<AgentKvBlocks> lists(const baton_kv_blocks* from, size_t count) {
   std::vector<AgentKvBlocks> out;
-  for (size_t i = 0; i < count; ++i) {
+  for (const baton_kv_blocks& one : absl::MakeConstSpan(from, count)) {
     out.push_back(
-        {{from[i].blocks, from[i].blocks == nullptr ? 0 : from[i].count}, from[i].first_block});
+        {{one.blocks, is_missing(one.blocks, one.count) ? 0 : one.count}, one.first_block});
   }
   return out;
 }

@@ -115,6 +115,7 @@ int32_t baton_kv_session_load(baton_kv_session* session, const baton_kv_session_
   if (!read_sized(order, known)) {
     return invalid("order: fill it in with BATON_KV_SESSION_ORDER_INIT", error);
   }
+  if (known.id == 0) return invalid("order.id is 0, which says that no load is over", error);
   if (is_missing(known.runs, known.run_count)) return missing(error);
   return in(session, error, [&](KvSession& its) {
     KvOrder wanted{known.id,

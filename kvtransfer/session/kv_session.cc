@@ -65,6 +65,7 @@ struct KvSession::Inside {
   }
 
   bool turn() {
+    const std::lock_guard lock(turning);
     if (core.agent == nullptr) return false;  // closed
     if (!in_use) {
       (void)core.agent->has_remote("");  // it serves metadata meanwhile
@@ -119,6 +120,7 @@ struct KvSession::Inside {
   session::Sends sends;
   session::Loads loads{core};
   base::EventFd engine_bell;
+  std::mutex turning;               // the agent stays while a caller's turn() uses it
   std::mutex closing;               // a call of another thread may ring meanwhile
   std::atomic<bool> in_use{false};  // the mover is there
   std::atomic<bool> rung{false};    // the thread has something to look at
@@ -173,9 +175,10 @@ void KvSession::close() {
   inside_->stop = true;
   inside_->wake();
   if (inside_->thread.joinable()) inside_->thread.join();
-  inside_->loads.stop();
-  inside_->sends.stop();
   {
+    const std::lock_guard no_turn(inside_->turning);
+    inside_->loads.stop();
+    inside_->sends.stop();
     const std::lock_guard lock(inside_->closing);
     inside_->core.agent = nullptr;
   }

@@ -168,7 +168,8 @@ TEST_F(Nothing, IsDoneWithAListThatCannotBeThere) {
   ASSERT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
   const baton_descriptor one = whole;
   EXPECT_EQ(baton_agent_has_remote(agent, "nothing", BATON_DRAM, nullptr, 0), 1);
-  for (const size_t count : {SIZE_MAX, SIZE_MAX - 7, SIZE_MAX / 2 + 1, size_t{5}}) {
+  for (const size_t count :
+       {SIZE_MAX, SIZE_MAX - 7, SIZE_MAX / 2 + 1, size_t{1} << 58, size_t{5}}) {
     SCOPED_TRACE(count);
     const auto given = [&](const auto* there) { return count == 5 ? nullptr : there; };
     const baton_descriptor* const ranges = given(&one);

@@ -3,6 +3,7 @@
 #include <baton/baton.h>
 
 #include "tests/test.h"
+#include "tests/until.h"
 
 namespace {
 
@@ -110,8 +111,25 @@ TEST_F(SessionInC, OutlivesItsAgent) {
   EXPECT_EQ(baton_kv_session_save(session, send, 0, 0, &block, 1, &error), BATON_OK);
   EXPECT_EQ(baton_kv_session_hold(session, send, &error), BATON_OK);
   baton_kv_session_order order = BATON_KV_SESSION_ORDER_INIT;
+  EXPECT_EQ(baton_kv_session_load(session, &order, &error), BATON_ERR_INVALID_PARAM);  // id 0
+  order.id = 1;
   EXPECT_EQ(baton_kv_session_load(session, &order, &error), BATON_ERR_REMOTE_DISCONNECT);
   EXPECT_EQ(baton_kv_session_turn(session), 0);
+}
+
+TEST_F(SessionInC, ItsAgentMayGoWhileAnotherThreadTakesTurns) {
+  ASSERT_EQ(create(cache()), BATON_OK) << error.text;
+  std::atomic<int> turns{0};
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    for (; !over; ++turns) baton_kv_session_turn(session);
+  });
+  baton::until([&] { return turns > 100; });
+  baton_agent_destroy(std::exchange(agent, nullptr));
+  const int before = turns;
+  baton::until([&] { return turns > before + 100; });
+  over = true;
+  other.join();
 }
 
 }  // namespace

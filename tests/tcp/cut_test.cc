@@ -163,7 +163,8 @@ class CutSession {
 class Cuts : public testing::TestWithParam<const char*> {};
 
 // Promise(lost): A connection cut or silenced after any byte, handshake included, hangs nothing and
-//   repeats nothing | unfinished handshakes start over; begun sessions resume
+//   repeats nothing | a handshake that is cut starts over, or fails what waits for it, and the next
+//   call starts over; begun sessions resume
 TEST_P(Cuts, AfterAnyByteCostNothingThatWasPromised) {
   CutSession whole({}, GetParam());
   whole.run();

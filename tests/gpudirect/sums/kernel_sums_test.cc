@@ -65,10 +65,10 @@ TEST_F(KernelSumsTest, ALongSumGoesInParts) {
 }
 
 TEST_F(KernelSumsTest, TheEndOfThemWaitsForSums) {
+  std::vector<float> values = floats(100'000, 1);
   auto sums = make();
   ASSERT_TRUE(sums->begin(0, {}).ok());
   EXPECT_TRUE(wait(*sums, 0).ok()) << "there is nothing to end";
-  std::vector<float> values = floats(100'000, 1);
   const std::array<Source, 2> twice = {{{as_bytes(values)}, {as_bytes(values)}}};
   ASSERT_TRUE(
       sums->begin(2, {.count = values.size(), .sources = twice, .target = as_bytes(values)}).ok());
