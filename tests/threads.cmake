@@ -5,7 +5,7 @@
 # Nor one that starts `baton`, which would be built for it alone: what its commands start has tests here.
 set(BATON_TESTS_WITH_THREADS
   admission_test agent_bad_input_test agent_bounds_test agent_deaths_test agent_files_test
-  agent_test allocation_test any_thread_test baton_disaggregation_test capi_connector_test
+  agent_test allocation_test any_thread_test baton_disaggregation_test capi_connector_test capi_hostile_test
   capi_test capi_threads_test chat_template_test checkpoint_test communicator_calls_test communicator_failure_test
   communicator_mismatch_test communicator_results_test communicator_system_calls_test
   conformance_slow_test conformance_test data_parallel_test degrees_test disaggregation_test
