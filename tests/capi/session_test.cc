@@ -117,19 +117,22 @@ TEST_F(SessionInC, OutlivesItsAgent) {
   EXPECT_EQ(baton_kv_session_turn(session), 0);
 }
 
-TEST_F(SessionInC, ItsAgentMayGoWhileAnotherThreadTakesTurns) {
+TEST_F(SessionInC, ItsAgentMayGoWhileOtherThreadsTakeTurns) {
   ASSERT_EQ(create(cache()), BATON_OK) << error.text;
   std::atomic<int> turns{0};
   std::atomic<bool> over{false};
-  std::thread other([&] {
-    for (; !over; ++turns) baton_kv_session_turn(session);
-  });
-  baton::until([&] { return turns > 100; });
+  std::vector<std::thread> others(4);
+  for (std::thread& other : others) {
+    other = std::thread([&] {
+      for (; !over; ++turns) baton_kv_session_turn(session);
+    });
+  }
+  baton::until([&] { return turns > 1000; });
   baton_agent_destroy(std::exchange(agent, nullptr));
   const int before = turns;
   baton::until([&] { return turns > before + 100; });
   over = true;
-  other.join();
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace
