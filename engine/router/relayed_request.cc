@@ -154,6 +154,7 @@ void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBy
   post.body = std::move(body);
   post.headers = headers();
   post.trust = workers_.trust;
+  post.has_answered = attempt.decode->answered;
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =

@@ -175,6 +175,17 @@ TEST(LostWorker, GarbageIsItsOwnFaultAndAnotherOneIsAsked) {
   EXPECT_EQ(breaks.asked(), 1);
 }
 
+TEST(LostWorker, OneThatHasAnsweredOverHttpIsNotTakenForOneOfTls) {
+  auto dies = std::make_unique<FakeWorker>();
+  const auto router = *router::Router::start(options_for({dies->url()}));
+  std::string body;
+  std::thread client([&] { body = post(router->port(), request_body())->body; });
+  until([&] { return dies->asked() == 1; });
+  dies = nullptr;
+  client.join();
+  EXPECT_THAT(body, HasSubstr("it closed the connection without an answer\""));
+}
+
 TEST(LostWorker, TheOnlyOneIsWaitedFor) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
