@@ -210,9 +210,11 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
       return absl::UnavailableError("server spoke TLS; try an https:// URL");
     }
     if (!is_end(error) || said.size() > 0) return absl::UnavailableError(error.message());
-    return absl::UnavailableError(absl::StrCat(
-        "it closed the connection without an answer",
-        tls_.has_value() ? "" : ", as a server that speaks TLS does; try an https:// URL"));
+    return absl::UnavailableError(
+        absl::StrCat("it closed the connection without an answer",
+                     tls_.has_value() || request_.has_answered
+                         ? ""
+                         : ", as a server that speaks TLS does; try an https:// URL"));
   }
 
   void read_body() {

@@ -45,6 +45,7 @@ struct HttpFetchRequest {
   std::vector<SharedBytes> body;  // one behind the other
   HttpHeaders headers;
   std::shared_ptr<HttpTrust> trust;  // for https; null: as the system has it
+  bool has_answered = false;         // this server, at this URL
   std::chrono::milliseconds connect_timeout = patient(std::chrono::milliseconds(5000));
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };

@@ -21,13 +21,14 @@ HealthWatch::HealthWatch(HealthOptions options, Workers& workers,
       decode_(workers.decode.size()),
       prefill_(workers.prefill.size()) {}
 
-void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path,
+void HealthWatch::probe(Probe& probe, const KnownWorker& worker, const char* path,
                         std::function<void()> done) {
   probe.status = 0;
   probe.body.clear();
-  http::HttpFetchRequest get{.url = url, .path = path, .timeout = options_.timeout};
+  http::HttpFetchRequest get{.url = worker.url, .path = path, .timeout = options_.timeout};
   get.headers = workers_.headers();
   get.trust = workers_.trust;
+  get.has_answered = worker.answered;
   probe.fetch = http::HttpFetch::start(
       workers_.loop, std::move(get),
       {.on_head = [&probe](int status, std::string_view) { probe.status = status; },
@@ -168,10 +169,9 @@ void HealthWatch::judge_pairs() {
 }
 
 void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done) {
-  const http::HttpUrl& url = workers_.prefill[worker].url;
-  probe(prefill_[worker], url, "/v1/baton/address", [this, worker, url, done] {
+  probe(prefill_[worker], workers_.prefill[worker], "/v1/baton/address", [this, worker, done] {
     if (!judge_prefill(worker)) return done();
-    probe(prefill_[worker], url, "/health", [this, worker, done] {
+    probe(prefill_[worker], workers_.prefill[worker], "/health", [this, worker, done] {
       judge_other_prefill(worker);
       probe_name(workers_.prefill, worker, prefill_[worker], done);
     });
@@ -179,7 +179,7 @@ void HealthWatch::probe_prefill(size_t worker, const std::function<void()>& done
 }
 
 void HealthWatch::probe_decode(size_t worker, const std::function<void()>& done) {
-  probe(decode_[worker], workers_.decode[worker].url, "/health", [this, worker, done] {
+  probe(decode_[worker], workers_.decode[worker], "/health", [this, worker, done] {
     judge_decode(worker);
     probe_name(workers_.decode, worker, decode_[worker], done);
   });
@@ -190,7 +190,7 @@ void HealthWatch::probe_name(WorkerGroup& group, size_t worker, Probe& own,
   const KnownWorker& known = group[worker];
   const bool is_ours = !known.model.empty() || !own.body.empty();
   if (is_ours || own.status != 200 || !known.serves.empty()) return done();
-  probe(own, known.url, "/v1/models", [&group, worker, &own, done] {
+  probe(own, known, "/v1/models", [&group, worker, &own, done] {
     const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's models");
     const nlohmann::json& list = page.ok() ? member(*page, "data") : nlohmann::json();
     if (own.status == 200 && list.is_array() && !list.empty()) {

@@ -44,7 +44,7 @@ class HealthWatch {
     int missed = 0;       // in a row
   };
 
-  void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
+  void probe(Probe& probe, const KnownWorker& worker, const char* path, std::function<void()> done);
   static std::string describe(const Probe& probe);
   // It takes no more requests, and goes on with those that it has.
   static bool drains(const Probe& probe);

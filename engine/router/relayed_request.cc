@@ -154,6 +154,7 @@ void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBy
   post.body = std::move(body);
   post.headers = headers();
   post.trust = workers_.trust;
+  post.has_answered = attempt.decode->answered;
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =
@@ -201,7 +202,10 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
     const absl::StatusOr<json> parsed = parse_json(attempt.error_body, "a worker's reply");
     const auto message = parsed.ok() ? string_field(member(*parsed, "error"), "message", "")
                                      : absl::StatusOr<std::string>(parsed.status());
-    const std::string text = message.ok() ? *message : absl::StrCat("HTTP status ", attempt.status);
+    const std::string text = !message.value_or("").empty()
+                                 ? *message
+                                 : absl::StrCat("decode worker ", attempt.decode->name(),
+                                                " answered with HTTP status ", attempt.status);
     if (attempt.status == 429) {
       absl::Status full = absl::ResourceExhaustedError(text);
       if (!attempt.retry_after.empty() && attempt.retry_after.size() < 8) {
@@ -209,10 +213,10 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
       }
       return full;
     }
-    if (attempt.status < 400) return absl::InvalidArgumentError(text);
     const auto said = parsed.ok() ? string_field(member(*parsed, "error"), "code", "")
                                   : absl::StatusOr<std::string>(parsed.status());
-    absl::Status error = error_of_worker(attempt.status, text, said.value_or(""));
+    const bool is_error = attempt.status >= 400 && attempt.status < 600;
+    absl::Status error = error_of_worker(is_error ? attempt.status : 502, text, said.value_or(""));
     note_stopped(attempt, error);
     return error;
   }

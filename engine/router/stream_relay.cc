@@ -113,7 +113,7 @@ bool StreamRelay::handle(std::string_view data) {
   }
   absl::StatusOr<json> event = parse_json(data, "a worker's event");
   if (!event.ok()) {
-    worker_error_ = event.status();
+    worker_error_ = error_of_worker(502, std::string(event.status().message()), "");
     return false;
   }
   if (const json& error = member(*event, "error"); !error.is_null()) {
@@ -127,7 +127,7 @@ bool StreamRelay::handle(std::string_view data) {
 
 bool StreamRelay::pass_on(json event) {
   const auto malformed = [this] {
-    worker_error_ = absl::InvalidArgumentError("a worker sent an event that is not OpenAI's");
+    worker_error_ = error_of_worker(502, "a worker sent an event that is not OpenAI's", "");
     return false;
   };
   if (!event.is_object()) return malformed();

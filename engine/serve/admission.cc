@@ -15,8 +15,9 @@ namespace {
 
 constexpr double kRemembered = 64;  // requests that a rate is averaged over
 constexpr size_t kLeavers = 8;      // so many, within kLately, are no accident: at first
+// A patience is forgotten after as long in which it was not learnt again and refused no request
+// that had a queue before it.
 constexpr Time kLately = std::chrono::seconds(10);
-constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses no request
 // The part of their patience after which clients are planned to be answered. It shrinks by a factor
 // when one leaves who was taken since it last did, since those before know nothing of that, and
 // grows by a step with each answered client: so that few leave, whatever disturbs the forecasts.
@@ -36,19 +37,15 @@ void Admission::Served::add(double more) {
 }
 
 bool Admission::knows(const Patience& patience, Time now) const {
-  return patience.value.has_value() && now - patience.used < kForgotten;
+  return patience.value.has_value() && now - patience.used < kLately;
 }
 
 std::optional<Time> Admission::limit(bool stream, Time now) const {
-  std::optional<Time> most;
-  if (options_.max_wait > Time{0}) most = options_.max_wait;
+  if (options_.max_wait > Time{0}) return options_.max_wait;
   const Patience& patience = patience_[stream ? 1 : 0];
-  if (knows(patience, now)) {
-    const double grown = 1 + kProbing * seconds_of(now - patience.learned);
-    const Time waits = from_seconds(seconds_of(*patience.value) * patience.planned * grown);
-    most = most.has_value() ? std::min(*most, waits) : waits;
-  }
-  return most;
+  if (!knows(patience, now)) return std::nullopt;
+  const double grown = 1 + kProbing * seconds_of(now - patience.learned);
+  return from_seconds(seconds_of(*patience.value) * patience.planned * grown);
 }
 
 absl::Status Admission::refuse(std::string_view why, double again) {
@@ -74,12 +71,12 @@ absl::Status Admission::admit(const Backlog& backlog, bool stream, size_t choice
         rate > 0 ? static_cast<double>(waiting) / rate / 2 : 0);
   }
   const std::optional<Time> most = limit(stream, now);
-  if (rate == 0 || !most.has_value()) return absl::OkStatus();
   const size_t ahead = (stream ? backlog.unbegun : backlog.requests) + backlog.arriving;
+  if (rate == 0 || ahead == 0 || !most.has_value()) return absl::OkStatus();
   const double expected = static_cast<double>(ahead + choices) / rate;
   if (from_seconds(expected) <= *most) return absl::OkStatus();
   for (Patience& patience : patience_) {
-    if (knows(patience, now)) patience.used = now;
+    if (waiting > 0 && knows(patience, now)) patience.used = now;
   }
   return refuse(absl::StrFormat("this server is overloaded: an answer would take %.1f s, longer "
                                 "than the limit of %.1f s; try again later",
@@ -100,7 +97,8 @@ void Admission::answered(bool stream) {
   patience.planned = std::min(kMost, patience.planned + kGrow);
 }
 
-void Admission::left(bool stream, Time waited, Time now) {
+void Admission::left(bool stream, Time waited, size_t waiting, Time now) {
+  if (waiting == 0) return;
   Patience& patience = patience_[stream ? 1 : 0];
   auto& leavers = patience.leavers;
   leavers.emplace_back(now, waited);

@@ -53,8 +53,9 @@ class Admission {
   void computed(size_t unbegun, size_t begun, Time busy);
   // An answer is complete.
   void answered(bool stream);
-  // A client left unanswered after `waited`.
-  void left(bool stream, Time waited, Time now);
+  // A client left unanswered after `waited`. Where no request was `waiting` the
+  // client had reasons of its own, and teaches nothing.
+  void left(bool stream, Time waited, size_t waiting, Time now);
 
   // Longest expected time that is accepted now; nothing: any.
   std::optional<Time> limit(bool stream, Time now) const;

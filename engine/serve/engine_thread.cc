@@ -82,7 +82,7 @@ void EngineThread::note_end(bool stream, bool answered, const RequestMetrics& me
   if (answered) {
     admission_.answered(stream);
   } else {
-    admission_.left(stream, metrics.finish - metrics.arrival, now);
+    admission_.left(stream, metrics.finish - metrics.arrival, backlog_.waiting, now);
   }
 }
 

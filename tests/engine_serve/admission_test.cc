@@ -99,7 +99,8 @@ class Crowd {
     for (std::list<Request>* list : {&running_, &waiting_}) {
       std::erase_if(*list, [&](const Request& one) {
         if (now_ - one.arrival < patience || (machine_.streams && one.made > 0)) return false;
-        admission_.left(machine_.streams, from_seconds(patience), from_seconds(now_));
+        admission_.left(machine_.streams, from_seconds(patience), seen_.waiting,
+                        from_seconds(now_));
         seen->left += one.arrival >= counted ? 1 : 0;
         return true;
       });
@@ -291,6 +292,27 @@ void teach(Admission& admission, bool stream) {
   }
 }
 
+// Eight clients hang up after 20 ms each.
+void hang_up(Admission& admission, bool stream, size_t waiting, Time now) {
+  for (int i = 0; i < 8; ++i) admission.left(stream, 20ms, waiting, now);
+}
+
+TEST(Admission, WhatWasSeenIsForgotten) {
+  Admission admission({});
+  teach(admission, false);
+  const Backlog one_ahead{.requests = 1, .unbegun = 1};
+  hang_up(admission, false, 0, 0s);  // without a queue
+  EXPECT_FALSE(admission.limit(false, 0s).has_value());
+  hang_up(admission, false, 1, 0s);
+  EXPECT_LT(*admission.limit(false, 9s), 20ms);
+  // What is refused without a queue shows no overload.
+  EXPECT_FALSE(admission.admit(one_ahead, false, 1, 9s).ok());
+  EXPECT_TRUE(admission.admit(one_ahead, false, 1, 10s).ok());
+  hang_up(admission, false, 1, 10s);
+  EXPECT_FALSE(admission.admit({.requests = 2, .waiting = 1}, false, 1, 19s).ok());
+  EXPECT_FALSE(admission.admit(one_ahead, false, 1, 20s).ok());
+}
+
 TEST(Admission, LimitsAreTheOperators) {
   for (const bool stream : {false, true}) {
     Admission admission({.max_waiting = 30, .max_wait = 2s});
@@ -302,6 +324,7 @@ TEST(Admission, LimitsAreTheOperators) {
     EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_TRUE(full.GetPayload(Admission::kRetryAfter).has_value());
     teach(admission, stream);
+    hang_up(admission, stream, 1, 0s);  // what is seen changes nothing
     EXPECT_TRUE(admit({.requests = 18, .unbegun = 18}).ok());
     EXPECT_TRUE(admit({.requests = 10, .unbegun = 10, .arriving = 8}).ok());
     const absl::Status late = admit({.requests = 25, .unbegun = 25});
@@ -311,9 +334,10 @@ TEST(Admission, LimitsAreTheOperators) {
     EXPECT_FALSE(admit({.requests = 10, .unbegun = 10}, 15).ok());  // each choice is one
     // A stream's client waits for its first token only.
     EXPECT_EQ(admit({.requests = 25, .unbegun = 1}).ok(), stream);
+    EXPECT_EQ(admit({.requests = 25}, 25).ok(), stream);  // none is ahead of it
     // Alone, nothing is too much.
     EXPECT_TRUE(admit({}, 1000).ok());
-    EXPECT_EQ(admission.refused(), stream ? 3u : 4u);
+    EXPECT_EQ(admission.refused(), stream ? 3u : 5u);
   }
 }
 

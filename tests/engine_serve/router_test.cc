@@ -149,7 +149,7 @@ TEST(StreamRelay, WorkerErrorsAreToldApart) {
       absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(error_after("data: {\"error\":{\"message\":\"broken\",\"type\":\"server_error\"}}\n\n"),
             absl::StatusCode::kUnavailable);
-  EXPECT_EQ(error_after("data: {{{\n\n"), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error_after("data: {{{\n\n"), absl::StatusCode::kUnavailable);
   // As vLLM says it.
   EXPECT_EQ(error_after("data: {\"error\":{\"type\":\"InternalServerError\",\"code\":500}}\n\n"),
             absl::StatusCode::kUnavailable);

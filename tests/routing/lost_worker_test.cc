@@ -150,6 +150,42 @@ TEST(LostWorker, ErrorsThatAWorkerAnswersArePaidFor) {
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 10);
 }
 
+TEST(LostWorker, GarbageIsItsOwnFaultAndAnotherOneIsAsked) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const json want = post_json(well.port(), request_body())["choices"];
+  for (const auto& [status, sent, error] :
+       {std::tuple(200, "data: x\n\n", "a worker's event is not valid JSON"),
+        std::tuple(200, "data: 1\n\n", "an event that is not OpenAI's"),
+        std::tuple(301, "", "HTTP status 301"), std::tuple(999, "{}", "HTTP status 999")}) {
+    FakeWorker broken;
+    broken.answer(status, sent);
+    const auto alone = *router::Router::start(options_for({broken.url()}));
+    const httplib::Result result = post(alone->port(), stream_request());
+    EXPECT_EQ(result->status, 502);
+    EXPECT_THAT(result->body, AllOf(HasSubstr(error), HasSubstr("server_error")));
+    const auto both = *router::Router::start(options_for({broken.url(), well.url()}));
+    EXPECT_EQ(post_json(both->port(), request_body())["choices"], want);
+    EXPECT_EQ(broken.asked(), 5);  // retries, and once more
+  }
+  FakeWorker breaks(first(events, 9) + "data: x\n\n");
+  const auto both = *router::Router::start(options_for({breaks.url(), well.url()}));
+  const Streamed got = parse_stream(post(both->port(), stream_request())->body);
+  EXPECT_EQ(got.tokens, parse_stream(first(events, events.size())).tokens);
+  EXPECT_EQ(breaks.asked(), 1);
+}
+
+TEST(LostWorker, OneThatHasAnsweredOverHttpIsNotTakenForOneOfTls) {
+  auto dies = std::make_unique<FakeWorker>();
+  const auto router = *router::Router::start(options_for({dies->url()}));
+  std::string body;
+  std::thread client([&] { body = post(router->port(), request_body())->body; });
+  until([&] { return dies->asked() == 1; });
+  dies = nullptr;
+  client.join();
+  EXPECT_THAT(body, HasSubstr("it closed the connection without an answer\""));
+}
+
 TEST(LostWorker, TheOnlyOneIsWaitedFor) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
