@@ -41,6 +41,8 @@ const char* phrase(int status) {
       return "Unsupported Media Type";
     case 429:
       return "Too Many Requests";
+    case 502:
+      return "Bad Gateway";
     case 503:
       return "Service Unavailable";
     case 504:
