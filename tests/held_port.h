@@ -1,4 +1,4 @@
-// A port on which nobody listens.
+// Ports without a listener.
 #pragma once
 
 #include <netinet/in.h>
@@ -32,9 +32,8 @@ class HeldPort {
   base::UniqueFd fd_;
 };
 
-// A port for a server that is not there yet, or comes back to it.
-
-// One on which nobody listens, below those that the kernel gives to others meanwhile.
+// A port for a server that is not there yet, or comes back to it: free, and below those that the
+// kernel gives to other programs meanwhile.
 inline uint16_t quiet_port() {
   std::random_device random;
   while (true) {

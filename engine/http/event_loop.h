@@ -58,12 +58,7 @@ class EventLoop {
   std::thread thread_;
 };
 
-}  // namespace baton::engine::http
-
 // A thread that works tasks off in order: what is too long for the thread of the sockets.
-
-namespace baton::engine::http {
-
 // Thread-safe.
 class TaskThread {
  public:

@@ -57,11 +57,7 @@ class Hosts {
   std::vector<std::unique_ptr<Wire>> wires_;
 };
 
-}  // namespace baton
-
 // Two hosts whose network runs by itself, for tests that hold both sides in one process.
-
-namespace baton {
 
 class MovingHosts {
  public:
